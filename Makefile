@@ -28,11 +28,10 @@ demo: setup
 .venv/.dev: .venv/.ready requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --requirement requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --no-deps nvidia-dali-cuda130==2.4.0 \
-		nvidia-nvimgcodec-cu13==0.9.0.20 \
 		decent-dp==0.2.3 loguru==0.7.3 submitit==1.5.4
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock \
 		--constraint requirements-dev.lock \
-		ray==2.60.0 kubernetes-validate==1.37.0 kubeflow-trainer-api==2.3.0
+		'ray[train]==2.60.0' kubernetes-validate==1.37.0 kubeflow-trainer-api==2.3.0
 	touch $@
 
 # build/tests keeps the seconds and the outcome of every test, as JUnit's XML.
@@ -91,13 +90,13 @@ gpu:
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu $(PART) \
 		$(if $(MINUTES),--minutes $(MINUTES)) $(if $(DRY),--dry)
 
-# Collects the packages that such a machine lacks, for Python 3.12 on Linux: 35 MB.
+# Collects the packages that such a machine lacks, for Python 3.12 on Linux.
 FOR_GPU := --quiet --only-binary=:all: --python-version 3.12 --implementation cp \
 	--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64
 gpu-wheels:
 	rm -rf build/gpu/wheels
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m pip download $(FOR_GPU) $(PINS) \
-		--dest build/gpu/wheels pydantic 'nvidia-nvimgcodec-cu13[nvjpeg]'
+		--dest build/gpu/wheels pydantic
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m pip download $(FOR_GPU) $(PINS) --no-deps \
 		--dest build/gpu/wheels crc32c simplejpeg timm
 

@@ -68,7 +68,7 @@ DATA = [
     "config",
     "loader",
     "stream",
-    "transforms",
+    "augment",
     "device",
     "order",
     "feeds",

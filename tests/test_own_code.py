@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from tests.command_line import SHORT, Capture, newest, run
 from tests.docs.pages import DOCS, blocks
 from trainyard.config import load_recipe
+from trainyard.data.augment.extra import Extra, check_extra
 from trainyard.data.batch import Batch, Keys
-from trainyard.data.transforms.extra import Extra, check_extra
 from trainyard.errors import RecipeError
 from trainyard.model.build import build_model
 from trainyard.model.config import ModelConfig

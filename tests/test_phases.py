@@ -266,7 +266,7 @@ def test_repeated_augmentation(digits: Path, index: Index, keys: list[Keys]) -> 
     ids = torch.cat([batch.ids for batch in batches]).numpy()
     once = ShuffledPlan(EPOCH, len(ids), seed=0).batch(0)
     assert ids.tolist() == np.repeat(once, 3)[: len(ids)].tolist()
-    assert np.concatenate([key.epochs for key in keys])[:EPOCH].tolist() == [0, 1, 2] * 477 + [0, 1]
+    assert np.concatenate([key.visits for key in keys])[:EPOCH].tolist() == [0, 1, 2] * 477 + [0, 1]
     images_BCHW = torch.cat([batch.images_BCHW for batch in batches])[:1431]
     thrice = images_BCHW.reshape(477, 3, *images_BCHW.shape[1:])
     for one, other in ((0, 1), (0, 2), (1, 2)):

@@ -31,7 +31,6 @@ SLOW = {
         "tests/fuzz",
         "tests/trials",
         "tests/data/test_pack_restart.py",
-        "tests/data/test_parts.py::test_a_part_of_a_verification_that_is_killed",
         "tests/data/test_stage.py",
         "tests/test_phases.py::test_a_run_that_was_cut_off",
         "tests/training/test_resume.py::test_a_run_goes_on_beside",

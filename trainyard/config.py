@@ -17,8 +17,8 @@ from pydantic_core import ErrorDetails
 
 from trainyard.averaging.config import AverageConfig
 from trainyard.course import Duration, Interval, Length
+from trainyard.data.augment.config import AugmentConfig
 from trainyard.data.config import DataConfig, Locations
-from trainyard.data.transforms.config import AugmentConfig
 from trainyard.errors import RecipeError
 from trainyard.hints import did_you_mean, foreign, same
 from trainyard.model.config import ModelConfig

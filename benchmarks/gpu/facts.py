@@ -12,7 +12,7 @@ import torch
 
 from trainyard.data._native import own_decoder
 
-_PACKAGES = ("torchvision", "timm", "triton", "numpy", "nvidia-nvimgcodec-cu13")
+_PACKAGES = ("torchvision", "timm", "triton", "numpy")
 
 
 def facts() -> dict[str, Any]:

@@ -15,22 +15,21 @@ import torch
 from benchmarks.gpu.findings import Findings, run_part
 from benchmarks.gpu.profile import profiled
 from tests.data.batches import batch_of_images
-from trainyard.data.batch import Batch, Keys
-from trainyard.data.device.normalise import Normalise
-from trainyard.data.transforms.batches import (
+from trainyard.data.augment.config import AugmentConfig
+from trainyard.data.augment.transforms import (
     PixelTransform,
     batch_transforms,
     pixel_transforms,
 )
-from trainyard.data.transforms.config import AugmentConfig
+from trainyard.data.batch import Batch, Keys
+from trainyard.data.device.normalise import Normalise
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_PIXELS: dict[str, tuple[dict[str, Any], Any]] = {
-    "RandAugment m9, bilinear": ({"randaugment": "rand-m9-mstd0.5-inc1"}, "bilinear"),
-    "RandAugment m9, bicubic": ({"randaugment": "rand-m9-mstd0.5-inc1"}, "bicubic"),
-    "RandAugment m15 n2, bicubic": ({"randaugment": "rand-m15-n2-mstd0.5-mmax15-inc1"}, "bicubic"),
-    "3-Augment": ({"randaugment": "3a"}, "bicubic"),
-    "colour jitter": ({"color_jitter": (0.3, 0.3, 0.3)}, "bicubic"),
+_PIXELS: dict[str, dict[str, Any]] = {
+    "RandAugment m9": {"randaugment": "rand-m9-mstd0.5-inc1"},
+    "RandAugment m15 n2": {"randaugment": "rand-m15-n2-mstd0.5-mmax15-inc1"},
+    "3-Augment": {"randaugment": "3a"},
+    "colour jitter": {"color_jitter": (0.3, 0.3, 0.3)},
 }
 _BATCHES: dict[str, dict[str, Any]] = {
     "erasing": {"erasing": 0.25},
@@ -49,9 +48,8 @@ def measure(findings: Findings, dry: bool) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         normalise = Normalise(device, mean=_MEAN, std=_STD, channels_last=True, dtype=dtype)
         works[f"normalise to {dtype}, channels last"] = partial(_normalised, normalise, pixels_BCHW)
-    for name, (options, interpolation) in _PIXELS.items():
-        config = AugmentConfig(**options)
-        (pixel,) = pixel_transforms(config, seed=0, mean=_MEAN, interpolation=interpolation)
+    for name, options in _PIXELS.items():
+        (pixel,) = pixel_transforms(AugmentConfig(**options), seed=0, mean=_MEAN)
         works[name] = partial(_augmented, pixel, pixels_BCHW)
     batch = _mixed_batch(pixels_BCHW)
     for name, options in _BATCHES.items():

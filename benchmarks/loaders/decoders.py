@@ -73,16 +73,13 @@ def trainyard(kind: str, path: str | None = None) -> Contender:
         contents = [_stored_as(kind, pool.encoded[n], own) for n in numbers]
         images = in_memory(contents)
         boxes, flips = pool.boxes[list(numbers)].astype(np.float64), pool.flips[list(numbers)]
-        status, seek = np.zeros(BATCH, np.uint8), {}
+        status = np.zeros(BATCH, np.uint8)
+        options: dict[str, Any] = {"height": SIDE, "width": SIDE}
         if kind == "seek":
-            tables = [own.seek_table(content) or b"" for content in contents]
-            ends = np.cumsum([len(table) // core.SEEK_ENTRY for table in tables])
-            begins = np.concatenate([[0], ends[:-1]])
-            seek = {"seek": b"".join(tables), "seek_begins": begins, "seek_ends": ends}
-        arrays = (images.buffers, images.which, images.offsets, images.lengths, boxes, flips)
+            options["seek"] = in_memory([own.seek_table(content) or b"" for content in contents])
 
         def decode(out: Pixels) -> None:
-            own.decode(*arrays, out, status, height=SIDE, width=SIDE, **seek)  # type: ignore[arg-type]
+            own.decode(*images, boxes, flips, out, status, **options)
             assert not status.any()
 
         return decode

@@ -1,7 +1,6 @@
 """Trainyard as a contender of remote.py."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from benchmarks.loaders.measure import BATCH, SIDE
 from benchmarks.remotes.contender import RATIO, SCALE, THREADS
@@ -9,7 +8,7 @@ from trainyard.data.decode.crops import RandomResizedCrop
 from trainyard.data.index.build import open_index
 from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.spec import LoaderSpec
-from trainyard.data.reading.staged_copies import Copies
+from trainyard.data.reading.staging import StagedShards
 from trainyard.data.sampler.plan import ShuffledPlan
 
 
@@ -24,11 +23,11 @@ def trainyard(location: str, locality: int = 0, stage: str | None = None) -> Ite
         threads=THREADS,
         stage=stage,
     )
-    copies = None if stage is None else Copies(index, Path(stage))
+    staged = None if stage is None else StagedShards(index, stage)
     with Loader(index, spec) as loader:
         for batch in loader:
             assert not batch.bad
-            if copies is not None and copies.missing():
-                copies.refresh()
+            if staged is not None and staged.missing():
+                staged.refresh()
                 continue
             yield len(batch.ids)

@@ -15,10 +15,12 @@ from torchvision.transforms import v2
 
 from tests.images import encode
 from trainyard.config import check
+from trainyard.data._native import core
 from trainyard.data.decode.crops import CentralCrop, Crops, RandomResizedCrop
-from trainyard.data.decode.decode import decode_batch
+from trainyard.data.decode.decode import decode_batch, native_pixels
 from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.rng import fold_in, uniforms
+from trainyard.data.storage.encoded import in_memory
 from trainyard.errors import RecipeError
 from trainyard.image_size import ImageSize
 
@@ -83,9 +85,30 @@ def test_boxes_are_those_of_the_plain_algorithm(config: RandomResizedCrop) -> No
     assert (crops.boxes[:, 2:] - crops.boxes[:, :2] >= 1).all()
     np.testing.assert_array_equal(crops.boxes, expected)
     np.testing.assert_array_equal(crops.flips, [row[2] < config.flip for row in random])
-    np.testing.assert_array_equal(draws.reference(np.array(sizes)).boxes, crops.boxes)
     some = np.array([5, 3, 700])
     np.testing.assert_array_equal(draws[some](np.array(sizes)[some]).boxes, crops.boxes[some])
+
+
+@pytest.mark.skipif(core is None, reason="the extension is not built")
+@pytest.mark.parametrize(
+    "config",
+    [IMAGENET, WHOLE, CentralCrop(24, 0.875), CentralCrop((30, 17), 0.9), CentralCrop(24, 1.0)],
+    ids=["imagenet", "mostly fall-back", "square", "rectangle", "whole"],
+)
+def test_the_decoder_makes_the_same_boxes(config: RandomResizedCrop | CentralCrop) -> None:
+    generator = np.random.default_rng(0)
+    sizes = ODD_SIZES + [(int(w), int(h)) for w, h in generator.integers(1, 300, size=(200, 2))]
+    contents = [encode(Image.new("L", size), "JPEG", quality=10) for size in sizes]
+    ids, epochs = generator.integers(0, 10**9, size=(2, len(sizes)))
+    draws = config.draw(ids, epochs)
+    crops, rule = draws.rule(len(sizes))
+    out, status = np.empty((len(sizes), 8, 8, 3), np.uint8), np.zeros(len(sizes), np.uint8)
+    native_pixels(core.Decoder(), in_memory(contents), crops, out, status=status, rule=rule)
+    assert not status.any()
+    expected = draws(np.array(sizes))
+    np.testing.assert_array_equal(crops.boxes, expected.boxes)
+    np.testing.assert_array_equal(crops.flips, expected.flips)
+    assert crops.resizes_first == expected.resizes_first
 
 
 def test_distribution_is_torchvisions() -> None:

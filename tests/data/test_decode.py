@@ -1,6 +1,7 @@
 """Decoding against plain Pillow: every kind of image, every kind of damage."""
 
 import io
+import os
 import resource
 import struct
 import zlib
@@ -20,13 +21,14 @@ from tests.images import encode
 from trainyard.data._native import core, own_decoder
 from trainyard.data.decode import decode
 from trainyard.data.decode.array_file import array_file
-from trainyard.data.decode.crops import Crops
+from trainyard.data.decode.crops import CentralCrop, Crops
 from trainyard.data.decode.decode import BadImageError, decode_batch, reference_image
 from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.decode.orientation import TAG, upright
 from trainyard.data.decode.packed_record import pixels_of, record_of_pixels
-from trainyard.data.storage.encoded import EncodedSpans, in_memory
-from trainyard.datasets.pack.recode import Repair, ShortSide, Squash
+from trainyard.data.storage.encoded import EncodedSpans
+from trainyard.data.storage.source import LocalFile
+from trainyard.datasets.pack.recode import Repair, ShortSide
 from trainyard.datasets.pack.shards import PackOptions
 from trainyard.datasets.pack.stored import storing
 
@@ -312,7 +314,7 @@ def test_what_is_packed_as_pixels_or_encoded_anew_is_scaled_too() -> None:
     content = DEEP_KINDS["grey.png"]
     as_pixels = storing(PackOptions("packed", pixels=True))(content)
     assert np.array_equal(pixels_of(as_pixels), RAMP_HWC >> 8)
-    for recode in (Repair(), ShortSide(48, 100), Squash(64)):
+    for recode in (Repair(), ShortSide(48, 100)):
         assert np.abs(decoded(recode(content)).astype(int).mean() - 127) < 2
 
 
@@ -595,14 +597,27 @@ def test_images_inside_larger_buffers() -> None:
         np.testing.assert_array_equal(out, other)
 
 
-def test_an_image_that_can_no_longer_be_read() -> None:
-    def gone(position: int) -> bytes:
-        raise OSError(f"number {position} is gone")
-
-    stored = in_memory([b"", encode(FLOWER, "JPEG")])._replace(reread=gone)
-    out = np.empty((2, 8, 8, 3), np.uint8)
-    bad = decode_batch(stored, whole(), out, "bilinear")
-    assert bad == {0: "number 0 is gone", 1: "number 1 is gone"}
+@pytest.mark.parametrize("decoder", [None, own_decoder()], ids=["libraries", "extension"])
+@pytest.mark.parametrize("crop", [CentralCrop(32, 0.9), lambda sizes: CentralCrop(32, 0.9)(sizes)])
+def test_images_in_open_files(
+    tmp_path: Path, decoder: "core.Decoder | None", crop: Callable[[NDArray[np.int64]], Crops]
+) -> None:
+    """As from memory; of a file that is cut short then, the images behind are bad."""
+    contents = [encode(FLOWER, "JPEG"), KINDS["rgb.png"], encode(PHOTOGRAPHS[0], "JPEG")]
+    (tmp_path / "shard").write_bytes(b"xyz" + b"".join(contents))
+    file = LocalFile(str(tmp_path / "shard"))
+    lengths = np.array([len(content) for content in contents])
+    offsets = 3 + np.cumsum(lengths) - lengths
+    stored = EncodedSpans([file], np.zeros(3, np.int64), offsets, lengths)
+    out, expected = np.empty((2, 3, 32, 32, 3), np.uint8)
+    assert decode_batch(contents, crop, expected, "bilinear", decoder=decoder) == {}
+    assert decode_batch(stored, crop, out, "bilinear", decoder=decoder) == {}
+    np.testing.assert_array_equal(out, expected)
+    os.truncate(file.name, int(offsets[2]) + 1000)
+    bad = decode_batch(stored, crop, out, "bilinear", decoder=decoder)
+    assert bad == {2: f"{file.name} is truncated or has changed since it was indexed"}
+    np.testing.assert_array_equal(out[:2], expected[:2])
+    assert not out[2].any()
 
 
 @needs_extension

@@ -1,34 +1,31 @@
 """Feeds: batches are carried to the device ahead, in order, and given back at the right time."""
 
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from tests.data.tars import Patch
+from trainyard.data.augment.config import AugmentConfig
 from trainyard.data.batch import HostBatch, samples_of
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.crops import CentralCrop
 from trainyard.data.device import copies as module
 from trainyard.data.device.copies import HostTransfer, StreamTransfer, page_locked, transfer_to
-from trainyard.data.device.feed import Augmentation, Feed
-from trainyard.data.device.gpu_decode import Decoder, DecodingTransfer
+from trainyard.data.device.feed import Feed
 from trainyard.data.device.normalise import Normalise
 from trainyard.data.feeds import Feeds
 from trainyard.data.index.build import open_index
-from trainyard.data.loader.encoded_batch import JPEG, stretches
 from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.sampler.plan import OnePassPlan
-from trainyard.data.transforms.config import AugmentConfig
 from trainyard.errors import LoaderError
 from trainyard.world import World
 
@@ -72,7 +69,7 @@ def normalise(device: torch.device = CPU) -> Normalise:
 
 
 def feed_of(loader: Batches, transfer: Any = None, **augmentation: Any) -> Feed:
-    return Feed(loader, normalise(), transfer or HostTransfer(), Augmentation(**augmentation))
+    return Feed(loader, normalise(), transfer or HostTransfer(), **augmentation)
 
 
 class Ahead(HostTransfer):
@@ -322,35 +319,6 @@ def test_a_shorter_batch_fits_into_the_buffer_of_a_longer_one(streams: Streams) 
         transfer.release_finished()
         with transfer.start(host).pixels_BHWC() as pixels_BHWC:
             assert np.array_equal(pixels_BHWC.numpy(), host.images_BHWC)
-
-
-def test_what_was_decoded_is_kept_until_it_has_been_resized(streams: Streams) -> None:
-    """The library gives its memory back on a stream of its own."""
-    copies, _, _ = streams
-    decoded: list[Any] = []
-
-    def decode(contents: Sequence[bytes], stream: int) -> list[torch.Tensor]:
-        images = [torch.full((12, 12, 3), 100, dtype=torch.uint8) for _ in contents]
-        decoded.append([weakref.ref(image) for image in images])
-        return images
-
-    def images(number: int) -> HostBatch:
-        host = host_batch(number, images_BHWC=np.zeros((4, 20, 20, 3), np.uint8))
-        entries, _ = stretches(host.images_BHWC)
-        for entry in (0, 2, 3):
-            entries[entry] = (JPEG, 10, (0, 0, 12, 12), False, False)
-        return host
-
-    transfer = DecodingTransfer(
-        CPU, cast(Decoder, decode), 6, how="bilinear", locate=lambda _: ("", 0, 0)
-    )
-    transfer._stream = cast(Any, copies)
-    for number in range(3):
-        transfer.release_finished()
-        with transfer.start(images(number)).pixels_BHWC() as pixels_BHWC:
-            assert pixels_BHWC[:, 0, 0, 0].tolist() == [100, 0, 100, 100]
-    alive = [[image() is not None for image in batch] for batch in decoded]
-    assert alive == [[False] * 3, [True] * 3, [True] * 3]
 
 
 class Cudart:

@@ -259,27 +259,9 @@ def test_fewer_images_than_published_are_an_error(
     assert f"{len(mini.pairs('train'))} training images found instead of 1,281,167" in said
 
 
-@pytest.mark.usefixtures("official")
-def test_archives_are_hashed_once(mini: MiniImageNet, tmp_path: Path, monkeypatch: Patch) -> None:
-    counts = {"training images": len(mini.pairs("train")), "validation images": 20, "classes": 5}
-    monkeypatch.setattr(imagenet, "_PUBLISHED", counts)
-    command = words(mini.folder, tmp_path / "out")
-    assert run(*command) == 0
-    manifest = read_manifest(str(tmp_path / "out"))
-    assert manifest is not None
-    assert manifest.about["official"] is True
-
-    def no_read(run: object, path: Path) -> str:
-        raise AssertionError(f"{path} is read again")
-
-    monkeypatch.setattr(checksums._Run, "_read", no_read)
-    assert run(*command) == 0
-
-
-def test_an_interrupted_check_remembers_no_partial_sum(tmp_path: Path, monkeypatch: Patch) -> None:
-    """A file that was checked is read again only if it has changed."""
+def test_an_interrupted_check_ends_at_once(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(checksums, "_CHUNK", 10)
-    memory, paths = tmp_path / "memory.json", [tmp_path / name for name in "abc"]
+    paths = [tmp_path / name for name in "abc"]
     for path in paths:
         path.write_bytes(path.name.encode() * 1000)
     expected = {path: hashlib.md5(path.read_bytes()).hexdigest() for path in paths}
@@ -292,15 +274,12 @@ def test_an_interrupted_check_remembers_no_partial_sum(tmp_path: Path, monkeypat
             os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C: the main thread takes it
 
     with pytest.raises(KeyboardInterrupt):
-        checksums.check_md5(expected, memory, interrupt)
+        checksums.check_md5(expected, interrupt)
     assert read[-1] < 2500
-    checksums.check_md5(expected, memory)
-    read.clear()
-    checksums.check_md5(expected, memory, read.append)
-    assert read == []
+    checksums.check_md5(expected)
     paths[0].write_bytes(b"another")
     with pytest.raises(DataError, match=hashlib.md5(b"another").hexdigest()):
-        checksums.check_md5(expected, memory)
+        checksums.check_md5(expected)
 
 
 # --- what else may be wrong with the source ---

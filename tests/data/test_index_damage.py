@@ -297,14 +297,6 @@ def test_an_index_whose_images_have_no_stamp(folder: Path) -> None:
     assert "fox" in open_index(str(folder)).classes
 
 
-def test_a_fingerprint_is_not_believed_by_verify(folder: Path, capsys: Capture) -> None:
-    """With other labels under the fingerprint of the data, `data verify` had no problems."""
-    path = open_index(str(folder)).path
-    forge(path, put("label", 0, 1))
-    assert run("data", "verify", folder) == 2
-    assert "cat/1.jpg: changed since it was indexed" in capsys.readouterr().out
-
-
 DAMAGE: dict[str, Callable[[Any], object]] = {
     "no unit": lambda line: line.pop("unit"),
     "another unit": lambda line: line.update(unit="b.tar"),
@@ -336,15 +328,6 @@ def test_a_journal_of_no_part(part: str, shards: Path, capsys: Capture) -> None:
     """Its number was divided by, or counted up to."""
     (shards / f".trainyard-index-{part}.jsonl").write_text("")
     assert run("data", "index", shards) == 0
-
-
-def test_results_of_journals_are_never_taken_in_silence(shards: Path, capsys: Capture) -> None:
-    """A verification that came with the data made `data verify` print "no problems", unread."""
-    assert run("data", "verify", shards, "--deep", "--part", "1/1") == 0
-    capsys.readouterr()
-    run("data", "verify", shards, "--deep")
-    message = f"a verification takes the results of {shards}/.trainyard-verify-1-of-1.jsonl\n"
-    assert message in capsys.readouterr().err
 
 
 def test_pack_reports_links_out_of_the_data(folder: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import errno
 import io
 import json
 import os
@@ -11,12 +10,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,14 +28,12 @@ from trainyard.data.batch import COLUMNS, BadSample, HostBatch
 from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
 from trainyard.data.index.build import open_index
 from trainyard.data.index.table import Index
-from trainyard.data.loader.fill import SliceFiller
 from trainyard.data.loader.loader import Loader
-from trainyard.data.loader.result_sender import BatchTask, FilledSlice, PendingBatch, announcement
-from trainyard.data.loader.ring import Ring, num_slices, num_slots
+from trainyard.data.loader.process import BatchTask, announcement
+from trainyard.data.loader.ring import num_slices, num_slots
 from trainyard.data.loader.spec import ENDING_SIGNALS, LoaderSpec
 from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import OnePassPlan, ShuffledPlan
-from trainyard.data.storage import mapped
 from trainyard.errors import LoaderError
 from trainyard.image_size import height_width
 from trainyard.world import World, cores_per_rank
@@ -101,7 +97,7 @@ def test_the_process_starts_without_heavy_imports(process: str) -> None:
     """A new process starts for every feed; pydantic and torch would take most of the time."""
     code = f"import sys, trainyard.data.{process}.process; print(*sys.modules)"
     names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    heavy = {"pydantic", "torch", "trainyard.data.transforms", "trainyard.data.loader.client"}
+    heavy = {"pydantic", "torch", "trainyard.data.augment", "trainyard.data.loader.client"}
     assert "trainyard.data.loader.fill" in names.stdout.split()
     assert not heavy & set(names.stdout.split())
 
@@ -158,11 +154,10 @@ def test_each_batch_says_how_fast_the_loader_could_be(index: Index) -> None:
         assert batch.capacity > 0
     work = BatchTask(30, lambda slot, part: [])
     bad = BadSample(7, "a", 0, "bad")
-    filled = [FilledSlice([], seconds=0.5), FilledSlice([bad], seconds=0.25)]
-    said = announcement(PendingBatch(1, work, [*filled]), threads=4)
+    said = announcement(1, work, [([], 0.5), ([bad], 0.25)], threads=4)
     assert said["capacity"] == 30 * 4 / 0.75
     assert said["bad"] == [bad]
-    assert announcement(PendingBatch(1, work), threads=4)["capacity"] == 0
+    assert announcement(1, work, [], threads=4)["capacity"] == 0
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8, 16, 64, 300])
@@ -201,7 +196,7 @@ def test_bad_samples_weigh_nothing_and_are_described(tmp_path: Path, digits: Pat
     assert batch.images_BHWC[3:].any(axis=(1, 2, 3)).all()
 
 
-# --- shards that are mapped ---
+# --- shards ---
 
 
 def shards_of_jpegs(folder: Path, sizes: list[int]) -> Index:
@@ -242,7 +237,7 @@ def pillow(content: bytes) -> Image.Image:
     return Image.open(io.BytesIO(content))
 
 
-def test_a_shard_that_is_cut_short_while_it_is_mapped(tmp_path: Path) -> None:
+def test_a_shard_that_is_cut_short_while_it_is_open(tmp_path: Path) -> None:
     """Its samples are bad from then on; the others and the run are not."""
     index = shards_of_jpegs(tmp_path, [40, 40])
     config = spec(plan=ShuffledPlan(80, 16, seed=0), start=0, stop=400, image_size=32)
@@ -257,26 +252,6 @@ def test_a_shard_that_is_cut_short_while_it_is_mapped(tmp_path: Path) -> None:
             bad |= {row.id: row.reason for row in batch.bad}
     assert sorted(bad) == cut[1:].tolist()  # the first one is whole
     assert all("is truncated or has changed since it was indexed" in why for why in bad.values())
-
-
-def test_what_cannot_be_mapped_is_read(tmp_path: Path, monkeypatch: Patch) -> None:
-    """As on file systems without maps, or with too many of them."""
-    index = shards_of_jpegs(tmp_path, [9])
-
-    def refuse(path: str) -> NoReturn:
-        raise OSError(errno.ENODEV, "no such device", path)
-
-    config = spec(plan=OnePassPlan(9, 9), crop=CentralCrop(24, 0.9), start=0, stop=1)
-    (expected,) = all_batches(index, config)
-    monkeypatch.setattr(mapped, "_map", refuse)
-    ids = np.arange(9)
-    with tempfile.TemporaryFile() as file:
-        slot = Ring(file.fileno(), num_slots=1, batch=9, size=24, channels=3).slots[0]
-        fill = SliceFiller(index, config)
-        assert fill(fill.plan(ids, np.zeros_like(ids)), 0, slot, slice(0, 9)) == []
-    assert slot.weights.tolist() == [1] * 9
-    difference = np.abs(slot.images_BHWC.astype(int) - expected.images_BHWC)
-    assert np.median(difference) <= 1
 
 
 def test_a_shard_that_is_gone_or_empty_costs_its_own_samples(tmp_path: Path) -> None:

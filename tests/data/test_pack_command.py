@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.command_line import Capture, complaint, run, shown
+from tests.data.streams import Server, write_shards
 from trainyard.data.index.build import open_index
 from trainyard.data.index.splits import find_splits
 from trainyard.datasets.pack.class_subset import choose_classes
@@ -108,6 +109,28 @@ def test_a_destination_on_a_server_is_refused(digits: Path, capsys: Capture) -> 
     assert "s3://bucket/out: pack into a folder" in complaint(capsys, *words)
 
 
+def test_the_hub_is_packed_in_its_own_order_alone(tmp_path: Path, capsys: Capture) -> None:
+    words = ("data", "pack", "hf://datasets/a/b", tmp_path / "out", "--format", "webdataset")
+    assert "pack in its own order, by --no-shuffle" in complaint(capsys, *words)
+
+
+def test_images_of_a_server_are_requested_many_at_a_time(tmp_path: Path, capsys: Capture) -> None:
+    """`data pack`, `verify --deep` and `show` asked for one image after another."""
+    with Server(tmp_path / "source") as server:
+        location = write_shards(server.folder, [200, 200])
+        url = f"{server.url}/{Path(location).name}"
+        commands = (
+            ("data", "pack", url, tmp_path / "out", "--format", "webdataset", "--workers", 1),
+            ("data", "verify", url, "--deep", "--workers", 1),
+            ("data", "show", url, "--sheet", tmp_path / "sheet.png"),
+        )
+        for command in commands:
+            assert run("data", "index", url) == 0
+            server.requests.clear()
+            assert run(*command) == 0
+            assert len(server.requests) < 200, command
+
+
 # --- choosing classes ---
 
 
@@ -119,6 +142,15 @@ def test_classes_at_random_depend_on_the_seed_alone() -> None:
     assert choose_classes("20", None, 1000, 0)[0].tolist() == keep.tolist()
     assert choose_classes("20", None, 1000, 1)[0].tolist() != keep.tolist()
     assert choose_classes("4", NAMES, 4, 0)[1] == NAMES
+
+
+def test_a_number_that_is_a_class_too_is_refused() -> None:
+    """`--classes 5` drew five classes of MNIST at random."""
+    digits = tuple(map(str, range(10)))
+    with pytest.raises(DataError, match=r"--classes 5: a class has this name: write 5, for it"):
+        choose_classes("5", digits, 10, 0)
+    assert choose_classes("5,", digits, 10, 0)[1] == ("5",)
+    assert len(choose_classes("05", digits, 10, 0)[1]) == 5
 
 
 def test_classes_without_names_are_chosen_by_number() -> None:

@@ -19,6 +19,7 @@ from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.splits import find_splits
 from trainyard.data.reading.reader import Reader
+from trainyard.data.storage.encoded import contents_of
 from trainyard.data.storage.snappy import SnappyStream, unpacked
 from trainyard.errors import DataError
 
@@ -81,12 +82,9 @@ def test_every_image_is_found(tmp_path: Path, codec: str, settings: dict[str, An
     rows = [(reader.read(n), label) for n, label in enumerate(index.label.tolist())]
     assert rows == expected
     ids = np.array([5, 0, 17, 6, 36, 8])
-    (buffers, which, offsets, lengths, _), bad = reader.expect(ids).stored(slice(0, 6))
-    found = [
-        bytes(memoryview(buffers[w])[at : at + size])
-        for w, at, size in zip(which.tolist(), offsets.tolist(), lengths.tolist(), strict=True)
-    ]
-    assert found == [expected[sample][0] for sample in ids.tolist()] and not bad
+    images, bad = reader.expect(ids).stored(slice(0, 6))
+    assert contents_of(images) == ([expected[sample][0] for sample in ids.tolist()], {})
+    assert not bad
 
 
 def test_classes_come_from_the_metadata(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-"""Indexing, verifying and preparing in parts give what one machine gives."""
+"""Indexing and preparing in parts give what one machine gives."""
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from tests.command_line import Capture, complaint, run, shown
 from tests.data.streams import Server
 from tests.data.tars import Patch, write_tar
-from tests.data.test_pack_restart import packing, tree
+from tests.data.test_pack_restart import tree
 from tests.images import jpeg
 from tests.mini_imagenet import write_mini_imagenet
 from trainyard.data._native import core
@@ -155,72 +154,6 @@ def test_a_part_of_an_index_resumes(shards: Path, monkeypatch: Patch) -> None:
     assert (journal.read_bytes(), len(read)) == (whole, 2)
 
 
-def test_a_part_of_a_verification_that_is_killed_resumes(
-    digits: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    data = tmp_path / "data"
-    shutil.copytree(digits, data)
-    words = ("data", "verify", str(data), "--deep", "--workers", "1")
-    told = shown(capsys, *words, "--json")
-    journal = data / ".trainyard-verify-1-of-2.jsonl"
-    command = [sys.executable, "-m", "trainyard", *words, "--part", "1/2"]
-    with packing(command) as process:
-        while process.poll() is None and (
-            not journal.exists() or journal.read_bytes().count(b"\n") < 3
-        ):
-            pass
-        process.kill()
-    before = journal.read_bytes()
-    before = before[: before.rindex(b"\n") + 1]
-    assert not before.endswith(b'"end": true}\n')
-    assert "not finished: 1/2, 2/2: give the same command" in complaint(capsys, *words)
-    in_parts(2, *words)
-    assert journal.read_bytes().startswith(before)
-    assert joined(capsys, *words, "--json") == told
-    assert not list(data.glob(".trainyard-verify*"))
-
-
-# --- what a verification finds ---
-
-
-def harmed(originals: Path, folder: Path, form: str) -> Path:
-    """Duplicates in a split and across, an image that is cut short, and bytes that have changed."""
-    source = folder.with_name("source")
-    shutil.copytree(originals, source, ignore=WITHOUT_INDEX)
-    shutil.copy(source / "train" / "cat" / "140.jpg", source / "val" / "ant" / "140.jpg")
-    shutil.copy(source / "train" / "cat" / "143.jpg", source / "train" / "bee" / "143.jpg")
-    (source / "val" / "cat" / "170.jpg").write_bytes(jpeg(170)[:2000])
-    as_packed(source, folder, form)
-    files = {"folder": "train/*/*.jpg", "tfrecord": "train/*", "webdataset": "*train-*"}[form]
-    with min(folder.glob(files)).open("r+b") as file:
-        file.seek(1500)
-        file.write(bytes(40))
-    return folder
-
-
-@pytest.mark.parametrize("form", ["webdataset", "tfrecord", "folder"])
-def test_a_verification_in_parts(
-    form: str, originals: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
-) -> None:
-    monkeypatch.setattr("trainyard.datasets.verify.images._CHUNK", 4)
-    folder = harmed(originals, tmp_path / "data", form)
-    words = ("data", "verify", folder, "--deep", "--json", "--workers", 1)
-    capsys.readouterr()
-    assert run(*words) == 2
-    whole = capsys.readouterr()
-    checks = json.loads(whole.out)["checks"]
-    found = {check["name"] for check in checks if check["count"]}
-    assert {"checksums", "duplicates", "leakage", "images"} <= found
-    for count in (1, 2, 3):
-        in_parts(count, *words)
-        capsys.readouterr()
-        assert run(*words) == 2
-        of_parts = capsys.readouterr()
-        assert of_parts.out == whole.out
-        message = f"trainyard: a verification takes the results of {folder}/.trainyard-verify-1-of-"
-        assert of_parts.err.startswith(whole.err + message)
-
-
 # --- parts that are absent, running, or of other work ---
 
 
@@ -258,12 +191,6 @@ def test_parts_that_do_not_belong_together(
         change(shards)
     assert reason in complaint(capsys, "data", "index", shards, *words)
     assert saved(shards) == before
-
-
-def test_a_verification_of_other_data(shards: Path, capsys: Capture) -> None:
-    in_parts(2, "data", "verify", shards, "--deep")
-    said = complaint(capsys, "data", "verify", shards)
-    assert "holds part 1/2 of a verification made with deep True instead of False" in said
 
 
 # --- preparations ---

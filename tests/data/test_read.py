@@ -1,13 +1,9 @@
 """The bytes of samples from many files at once, from many threads."""
 
-import gc
 import os
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,9 +13,10 @@ from trainyard.data._native import core
 from trainyard.data.index.build import open_index
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.table import Index
-from trainyard.data.reading.reader import _MAX_OPEN, Reader
-from trainyard.data.storage import mapped
+from trainyard.data.reading.reader import Reader
+from trainyard.data.storage import encoded
 from trainyard.data.storage.encoded import EncodedSpans
+from trainyard.data.storage.source import LocalFile
 
 
 def shards(folder: Path, sizes: list[int]) -> tuple[Index, list[bytes]]:
@@ -53,11 +50,13 @@ def test_threads_that_read_more_files_than_stay_open(tmp_path: Path, monkeypatch
     assert len(open_tars(tmp_path)) == 2
 
 
-def test_many_shards_stay_within_the_limit(tmp_path: Path) -> None:
-    index, contents = shards(tmp_path, [2] * (_MAX_OPEN + 44))
+def test_many_shards_stay_within_the_limit(tmp_path: Path, monkeypatch: Patch) -> None:
+    """A quarter of the descriptors that a process may have."""
+    monkeypatch.setattr("resource.getrlimit", lambda _: (1024, 1024))
+    index, contents = shards(tmp_path, [2] * 300)
     reader = Reader(index)
     assert [reader.read(sample) for sample in range(len(index))] == contents
-    assert len(open_tars(tmp_path)) == _MAX_OPEN
+    assert len(open_tars(tmp_path)) == 256
     del reader
     assert not open_tars(tmp_path)
 
@@ -66,16 +65,11 @@ def test_many_shards_stay_within_the_limit(tmp_path: Path) -> None:
 
 
 def contents_of(reader: Reader, ids: list[int]) -> tuple[list[bytes], dict[int, str]]:
-    """What `stored` gives, by its stretches, and what a library would be given."""
-    stored, unreadable = reader.stored(np.array(ids, np.int64))
-    found = []
-    for position, (which, offset, length) in enumerate(
-        zip(stored.which, stored.offsets, stored.lengths, strict=True)
-    ):
-        found.append(bytes(memoryview(stored.buffers[which])[offset : offset + length]))
-        if position not in unreadable:
-            assert stored.content(position) == found[-1]
-    return found, unreadable
+    """What is read of announced samples, and why some cannot be read."""
+    planned = reader.expect(np.array(ids, np.int64))
+    stored, unreadable = planned.stored(slice(0, len(ids)))
+    contents, unread = encoded.contents_of(stored)
+    return contents, unreadable | unread
 
 
 @pytest.mark.parametrize("sizes", [[1], [1, 1, 1], [3, 0, 0], [1, 5, 40]], ids=str)
@@ -85,7 +79,6 @@ def test_a_slice_of_shards(tmp_path: Path, sizes: list[int]) -> None:
     assert [reader.read(sample) for sample in range(len(index))] == contents
     for count in (0, 1, 3, 50):
         ids = np.random.default_rng(count).integers(len(contents), size=count).tolist()
-        reader.expect(np.array(ids, np.int64))
         assert contents_of(reader, ids) == ([contents[sample] for sample in ids], {})
 
 
@@ -102,7 +95,6 @@ def test_a_slice_of_files(tmp_path: Path) -> None:
         expected = [Path(index.locate(sample)[0]).read_bytes() for sample in range(len(index))]
         for count in (0, 1, 15, 7, 100):
             ids = np.random.default_rng(count).integers(len(index), size=count).tolist()
-            reader.expect(np.array(ids, np.int64))
             assert contents_of(reader, ids) == ([expected[sample] for sample in ids], {})
 
 
@@ -123,8 +115,8 @@ def test_files_that_cannot_be_read_are_named_as_one_by_one(tmp_path: Path) -> No
         assert unreadable[position].startswith(str(caught.value))
 
 
-def test_threads_that_use_more_maps_than_stay(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(mapped, "_MOST", 2)
+def test_slices_of_more_files_than_stay_open(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("trainyard.data.reading.reader._MAX_OPEN", 2)
     index, contents = shards(tmp_path, [5] * 12)
 
     def hammer(reader: Reader, seed: int) -> bool:
@@ -137,11 +129,9 @@ def test_threads_that_use_more_maps_than_stay(tmp_path: Path, monkeypatch: Patch
     reader = Reader(index)
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(hammer, [reader] * 8, range(8)))
-    if core is not None:
-        assert len(reader._mapped._maps) == 2
+    assert len(open_tars(tmp_path)) == 2
     del reader
-    gc.collect()
-    assert not [line for line in Path("/proc/self/maps").read_text().splitlines() if ".tar" in line]
+    assert not open_tars(tmp_path)
 
 
 def test_a_shard_that_was_cut_short(tmp_path: Path) -> None:
@@ -172,11 +162,24 @@ def test_an_image_file_that_is_saved_again_is_read_as_it_is_now(tmp_path: Path) 
 
 # --- reading ahead ---
 
-needs_extension = pytest.mark.skipif(core is None, reason="needs the extension in C")
+
+def is_in_memory(images: EncodedSpans) -> bool:
+    """True if no image has to be waited for."""
+    (file,) = images.sources
+    assert isinstance(file, LocalFile)
+    spans = zip(images.offsets.tolist(), images.lengths.tolist(), strict=True)
+    try:
+        return all(
+            os.preadv(file.fileno(), [bytearray(size)], offset, os.RWF_NOWAIT) == size
+            for offset, size in spans
+        )
+    except BlockingIOError:
+        return False
 
 
-def images_on_disk(path: Path) -> EncodedSpans:
-    """Stretches of a mapped file of which nothing is in memory."""
+@pytest.mark.skipif(core is None, reason="needs the extension in C")
+def test_what_is_expected_is_read_ahead_from_storage(tmp_path: Path) -> None:
+    path = tmp_path / "images"
     with open(path, "wb") as file:
         file.write(os.urandom(20 << 20))
         file.flush()
@@ -184,65 +187,11 @@ def images_on_disk(path: Path) -> EncodedSpans:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     count, length = 40, 110_000
     offsets = np.arange(count) * (length + 300_000)
-    return EncodedSpans(
-        [mapped._map(str(path))], np.zeros(count, np.int64), offsets, np.full(count, length)
-    )
-
-
-def waits(images: EncodedSpans) -> int:
-    """How often reading all of them waited for a page from storage."""
-    before = mapped._major_faults()
-    for position in range(len(images.which)):
-        images.content(position)
-    return mapped._major_faults() - before
-
-
-@needs_extension
-def test_what_is_expected_is_read_ahead_from_storage(tmp_path: Path) -> None:
-    assert waits(images_on_disk(tmp_path / "without")) > 100
-    for seconds in (1, 4, 16):  # other work may keep the disk busy
-        images = images_on_disk(tmp_path / f"with-{seconds}")
-        mapped.Readahead().give(images)
-        time.sleep(seconds)
-        if waits(images) == 0:
-            return
-    pytest.fail("the images were not read ahead")
-
-
-@needs_extension
-def test_nothing_is_asked_for_that_is_in_memory(tmp_path: Path, monkeypatch: Patch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(
-        mapped, "core", SimpleNamespace(touch=core.touch, will_need=lambda *images: asked.append(1))
-    )
-    monkeypatch.setattr(mapped, "_HINTED", 3)
-    images = images_on_disk(tmp_path / "images")
-    waits(images)
-    hints = mapped.Readahead()
-    hints.give(images)
-    assert not asked
-    hints.give(images_on_disk(tmp_path / "others"))
-    for _ in range(5):
-        hints.give(images)
-    assert len(asked) == 3  # of that call and of two more
-
-
-@needs_extension
-def test_a_file_that_was_cut_short_can_be_expected(tmp_path: Path) -> None:
-    """Its pages are gone from under the map: the loader process must outlive that."""
-    code = """
-import os, sys
-import numpy as np
-from trainyard.data.storage import mapped
-from trainyard.data._native import core
-from trainyard.data.storage.encoded import EncodedSpans
-core.guard_bus_errors()
-path = sys.argv[1]
-open(path, "wb").write(bytes(1 << 20))
-image = EncodedSpans([mapped._map(path)], *np.array([[0], [0], [1 << 20]]))
-os.truncate(path, 0)
-mapped.Readahead().give(image)
-print("lives")
-"""
-    words = [sys.executable, "-c", code, str(tmp_path / "cut")]
-    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "lives\n"
+    where = np.zeros(count, np.int64), offsets, np.full(count, length)
+    images = EncodedSpans([LocalFile(str(path))], *where)
+    assert not is_in_memory(images)
+    core.will_need(*images)
+    deadline = time.monotonic() + 20  # other work may keep the disk busy
+    while not is_in_memory(images):
+        assert time.monotonic() < deadline, "the images were not read ahead"
+        time.sleep(0.1)

@@ -3,10 +3,8 @@
 import io
 import pickle
 
-import cv2
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from PIL import Image
 
 from tests.images import encode
@@ -15,9 +13,7 @@ from trainyard.datasets.pack.recode import (
     Recode,
     Repair,
     ShortSide,
-    Squash,
     oddity,
-    square_like_opencv,
     suffix_of,
 )
 from trainyard.errors import DataError
@@ -36,13 +32,6 @@ def decoded(content: bytes) -> Image.Image:
     image = Image.open(io.BytesIO(content))
     image.load()
     return image
-
-
-def read_by_opencv(content: bytes) -> NDArray[np.uint8]:
-    """Blue, green, red; turned as the camera was."""
-    pixels = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)
-    assert pixels is not None
-    return pixels.astype(np.uint8)
 
 
 def mean_difference(first: Image.Image, second: Image.Image) -> float:
@@ -110,46 +99,6 @@ def test_another_type_is_odd_under_the_name_of_a_jpeg_alone() -> None:
     assert oddity(content, "train.h5, byte 4096") is None
 
 
-# --- squash: the published rule of ImageNet-21K-P ---
-
-
-@pytest.mark.parametrize(
-    "size",
-    [(500, 375), (375, 500), (224, 224), (1600, 90), (90, 225), (225, 3), (2000, 2000), (1, 300)],
-)
-def test_squash_makes_the_pixels_of_opencv(size: tuple[int, int]) -> None:
-    source = photograph(*size)
-    theirs = cv2.resize(np.asarray(source), (224, 224), interpolation=cv2.INTER_LINEAR)
-    assert np.array_equal(square_like_opencv(np.asarray(source), 224), theirs)
-
-
-def test_squash_writes_what_opencv_writes() -> None:
-    content = encode(photograph(500, 375), "JPEG", quality=95)
-    pixels = read_by_opencv(content)
-    theirs = decoded(cv2.imencode(".jpg", cv2.resize(pixels, (224, 224)))[1].tobytes())
-    assert mean_difference(decoded(Squash(224)(content)), theirs) < 0.01
-
-
-@pytest.mark.parametrize(("size", "is_kept"), [((223, 223), True), ((224, 100), False)])
-def test_squash_leaves_a_small_file_as_it_is(size: tuple[int, int], is_kept: bool) -> None:
-    content = encode(photograph(*size), "JPEG")
-    result = Squash(224)(content)
-    assert (result == content) is is_kept
-    assert decoded(result).size == (size if is_kept else (224, 224))
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_squash_turns_an_image_as_opencv_does(orientation: int) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    content = encode(photograph(300, 260), "JPEG", exif=exif, quality=95)
-    pixels = read_by_opencv(content)
-    squared = cv2.cvtColor(cv2.resize(pixels, (224, 224)), cv2.COLOR_BGR2RGB)
-    result = decoded(Squash(224)(content))
-    assert mean_difference(result, Image.fromarray(squared)) < 4
-    assert not result.getexif()  # or it would be turned twice
-
-
 # --- the short side ---
 
 
@@ -169,7 +118,6 @@ def test_scaling_is_antialiased() -> None:
     stripes[:, ::2] = 255  # finer than what 256 pixels can show: an even grey
     content = encode(Image.fromarray(stripes), "PNG")
     assert np.asarray(decoded(ShortSide(256, 95)(content)), np.float64).std() < 12
-    assert np.asarray(decoded(Squash(224)(content)), np.float64).std() > 50  # as published
 
 
 def test_quality_is_obeyed() -> None:
@@ -192,14 +140,14 @@ def test_repair_makes_other_images_rgb_jpegs_and_leaves_the_rest() -> None:
 # --- all of them ---
 
 
-@pytest.mark.parametrize("recode", [Squash(64), ShortSide(64, 90), Repair()])
+@pytest.mark.parametrize("recode", [ShortSide(64, 90), Repair()])
 @pytest.mark.parametrize("content", [b"", b"<html>", b"\x89PNG\r\n\x1a\n" + bytes(30)])
 def test_a_damaged_image_is_said_to_be_one(recode: Recode, content: bytes) -> None:
     with pytest.raises(BadImageError):
         recode(content)
 
 
-@pytest.mark.parametrize("recode", [Squash(64), ShortSide(64, 90), Repair()])
+@pytest.mark.parametrize("recode", [ShortSide(64, 90), Repair()])
 def test_the_same_bytes_give_the_same_bytes_in_any_process(recode: Recode) -> None:
     content = encode(photograph(100, 100), "PNG")
     assert pickle.loads(pickle.dumps(recode))(content) == recode(content)
@@ -207,7 +155,7 @@ def test_the_same_bytes_give_the_same_bytes_in_any_process(recode: Recode) -> No
 
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(DataError, match="quality of 0"):
-        Squash(224, 0)
+        ShortSide(224, 0)
     with pytest.raises(DataError, match="quality of 101"):
         Repair(101)
     with pytest.raises(DataError, match="0 pixels"):

@@ -15,6 +15,8 @@ from tests.data.tars import Patch, write_files, write_shard
 from tests.data.test_loader import all_batches, jpeg, spec
 from trainyard.data._native import core, own_decoder
 from trainyard.data.batch import HostBatch
+from trainyard.data.decode.crops import CentralCrop
+from trainyard.data.decode.decode import decode_batch
 from trainyard.data.decode.seek_tables import build_seek, open_seek, seek_path, seek_remark
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.merge import open_merged
@@ -22,6 +24,7 @@ from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.remarks import slow_paths, warn
 from trainyard.data.sampler.plan import ShuffledPlan
+from trainyard.data.storage.encoded import contents_of
 from trainyard.errors import DataError
 
 pytestmark = pytest.mark.skipif(core is None, reason="needs the extension in C")
@@ -56,9 +59,9 @@ def test_each_image_has_its_own_entries(index: Index) -> None:
     decoder, reader = own_decoder(), Reader(index)
     assert decoder is not None
     ids = np.array([149, 0, 7, 11, 64])
-    stretches = table.of(ids)
-    for sample, begin, end in zip(ids, stretches.begins, stretches.ends, strict=True):
-        found = stretches.entries[begin * core.SEEK_ENTRY : end * core.SEEK_ENTRY].tobytes()
+    entries, unreadable = contents_of(table.of(ids))
+    assert not unreadable
+    for sample, found in zip(ids, entries, strict=True):
         whole = b"" if sample in (7, 11) else decoder.seek_table(reader.read(int(sample)))
         assert found == whole
         assert bool(found) == (sample not in (7, 11))
@@ -76,12 +79,25 @@ def test_a_seek_table_does_not_change_a_pixel(index: Index) -> None:
     plain = all_batches(index, config)
     table = build_seek(index, silent)
     assert_same(all_batches(index, config), plain)
-    entries = table.entries.reshape(-1, core.SEEK_ENTRY)[::-1].tobytes()
     with open(table.path, "r+b") as file:
-        file.seek(-len(entries), os.SEEK_END)
-        file.write(entries)
+        file.seek(table.num_bytes - int(table.first[-1]) * core.SEEK_ENTRY)
+        start, entries = file.tell(), np.frombuffer(file.read(), np.uint8)
+        file.seek(start)
+        file.write(entries.reshape(-1, core.SEEK_ENTRY)[::-1].tobytes())
     assert open_seek(index) is not None
     assert_same(all_batches(index, config), plain)
+
+
+def test_a_seek_table_that_is_cut_short_meanwhile(index: Index) -> None:
+    """Its entries are read, not mapped: images are decoded without them."""
+    table = build_seek(index, silent)
+    contents = [Reader(index).read(sample) for sample in range(3)]
+    expected, out = np.empty((2, 3, 20, 20, 3), np.uint8)
+    crop, seek, decoder = CentralCrop(20, 0.5), table.of(np.arange(3)), own_decoder()
+    assert decode_batch(contents, crop, expected, "bilinear", decoder=decoder, seek=seek) == {}
+    os.truncate(table.path, 0)
+    assert decode_batch(contents, crop, out, "bilinear", decoder=decoder, seek=seek) == {}
+    np.testing.assert_array_equal(out, expected)
 
 
 def test_of_shards(tmp_path: Path) -> None:

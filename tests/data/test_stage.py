@@ -1,13 +1,11 @@
 """Copies on a node's own disk: fetched once, whole or absent, whatever dies or fills up."""
 
-import contextlib
 import dataclasses
 import errno
 import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tarfile
@@ -31,8 +29,7 @@ from trainyard.data.index.table import Index
 from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.reading.reader import Reader
-from trainyard.data.reading.staged_copies import Copies
-from trainyard.data.reading.stager import Stager, stage_folder
+from trainyard.data.reading.staging import StagedShards, stage_folder
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.data.storage.manifest import Manifest, Shard, Split, write_manifest
 from trainyard.data.storage.open import open_source
@@ -43,8 +40,7 @@ GB = 10**9
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: Patch) -> Iterator[None]:
-    monkeypatch.setattr("trainyard.data.reading.stager._LOOK_S", 0.05)
-    monkeypatch.setattr("trainyard.data.reading.stager._WAITS_S", (0.01, 0.01))
+    monkeypatch.setattr("trainyard.data.reading.staging._LOOK_S", 0.05)
     yield
     while jobs:
         with jobs.pop() as process:
@@ -100,14 +96,14 @@ jobs: "list[subprocess.Popen[str]]" = []
 JOB = """
 import json, os, sys, time
 from pathlib import Path
-from trainyard.data.reading import stager
+from trainyard.data.reading import staging
 from trainyard.data.index.table import load_index
 
-stager._BLOCK, stager._LOOK_S = 1 << 16, 0.05
-copier = stager.Stager(load_index(Path(sys.argv[1])), sys.argv[2], None)
+staging._BLOCK, staging._LOOK_S = 1 << 16, 0.05
+staged = staging.StagedShards(load_index(Path(sys.argv[1])), sys.argv[2])
 print(json.dumps(os.getpid()), flush=True)
-problem = copier.run()
-print(json.dumps([problem, copier.num_made]), flush=True)
+problem = staged.run()
+print(json.dumps([problem, staged.num_made]), flush=True)
 """
 
 
@@ -132,30 +128,34 @@ def is_true_soon(condition: Callable[[], bool]) -> bool:
     return found
 
 
-def is_complete(copies: Copies) -> bool:
-    copies.refresh()
-    return not copies.missing()
+def is_complete(staged: StagedShards) -> bool:
+    staged.refresh()
+    return not staged.missing()
 
 
-def staged(index: Index, folder: Path, gb: float | None = None) -> Copies:
-    """All copies of a data set, made here; still in use."""
-    stager = Stager(index, str(folder), gb)
-    assert stager.run() is None
-    return stager.copies
+def stage(index: Index, folder: Path, gb: float | None = None) -> StagedShards:
+    """All copies of a data set, made here."""
+    staged = StagedShards(index, str(folder), gb)
+    assert staged.run() is None
+    return staged
 
 
-def check_copies(index: Index, copies: Copies) -> None:
+def check_copies(index: Index, staged: StagedShards) -> None:
     """The copies are all there, nothing else is, and each is what the source has."""
-    assert copies.missing() == []
-    names = {name for name in os.listdir(copies.path) if name not in ("stager.lock", "told")}
-    assert names == {str(number) for number in range(len(copies))}
-    plain = Reader(index)
+    assert staged.missing() == []
+    plain, names = Reader(index), set()
     for sample in range(len(index)):
-        copy = copies.find(sample)
-        assert copy is not None
-        with open(copy.path, "rb") as file:
-            file.seek(copy.offset)
-            assert file.read(copy.size) == plain.read(sample)
+        path = Path(staged.path_of(int(index.file[sample])))
+        assert path.parent == staged.folder
+        names.add(path.name)
+        _, offset, size = index.locate(sample)
+        assert path.read_bytes()[offset : offset + size] == plain.read(sample)
+    assert {name for name in os.listdir(staged.folder) if not name.endswith(".lock")} == names
+
+
+def parts(staged: StagedShards) -> list[Path]:
+    """Copies in the making."""
+    return list(staged.folder.glob(".*.part"))
 
 
 def same_batches(index: Index, config: LoaderSpec, folder: Path) -> None:
@@ -187,12 +187,12 @@ def test_two_processes_fetch_once_and_a_second_job_nothing(tmp_path: Path, serve
     assert server.fetched() == sizes
     server.requests.clear()
     assert result(job(index, tmp_path / "node")) == [None, 0]
-    copies = staged(index, tmp_path / "node")
-    reader = Reader(index, copies)
+    staged = stage(index, tmp_path / "node")
+    reader = Reader(index, staged)
     contents = [reader.read(sample) for sample in range(len(index))]
     assert server.requests == []
     assert contents == [Reader(index).read(sample) for sample in range(len(index))]
-    check_copies(index, copies)
+    check_copies(index, staged)
 
 
 def test_ranks_that_train_over_http_fetch_each_shard_once(
@@ -205,11 +205,11 @@ def test_ranks_that_train_over_http_fetch_each_shard_once(
     server.requests.clear()
     ranks = [dataclasses.replace(_with(config, tmp_path), rank=rank) for rank in range(2)]
     with Loader(index, ranks[0]) as first, Loader(index, ranks[1]) as second:
-        copies = Copies(index, tmp_path)
+        staged = StagedShards(index, str(tmp_path))
         for number, batches in enumerate(zip(first, second, strict=True)):
             for rank, batch in enumerate(batches):
                 assert_same(batch, plain[rank][number])
-        assert is_true_soon(lambda: is_complete(copies))
+        assert is_true_soon(lambda: is_complete(staged))
     sizes = {path.name: path.stat().st_size for path in server.folder.glob("*.tar")}
     whole = [path for path, _, size in server.requests if size == sizes[path]]
     assert sorted(whole) == sorted(sizes)
@@ -228,9 +228,9 @@ def test_training_begins_while_staging_goes_on_and_uses_what_appears(
     server.pause_s = 0.1  # 15 shards take seconds, while images come at once
     with Loader(index, spec(start=0, stop=10**6, stage=str(tmp_path))) as loader:
         next(loader)
-        copies = Copies(index, tmp_path)
-        assert copies.missing()  # the first batch did not wait for the copies
-        assert is_true_soon(lambda: is_complete(copies))
+        staged = StagedShards(index, str(tmp_path))
+        assert staged.missing()  # the first batch did not wait for the copies
+        assert is_true_soon(lambda: is_complete(staged))
         for _ in range(12):  # begun before the last copy was there
             next(loader)
         server.requests.clear()
@@ -239,72 +239,55 @@ def test_training_begins_while_staging_goes_on_and_uses_what_appears(
         assert server.requests == []
 
 
+def test_half_of_the_shards_are_copies(tmp_path: Path, digits: Path) -> None:
+    """Batches take images from both, and are those without staging."""
+    digit_shards(digits, tmp_path)
+    index = open_index(str(tmp_path / "*.tar"))
+    staged = StagedShards(index, str(tmp_path / "node"), 7.5 * mean_size(index) / GB)
+    assert "ends with 7 of 15 shards" in str(staged.run())
+    reader = Reader(index, staged)
+    plan = ShuffledPlan(len(index), 64, seed=0)
+    ids = np.concatenate([plan.batch(step) for step in range(8)])
+    images, bad = reader.expect(ids).stored(slice(0, len(ids)))
+    plain = Reader(index)
+    assert [images.content(row) for row in range(len(ids))] == [plain.read(row) for row in ids]
+    assert not bad
+
+
 # --- kills ---
 
 
-def test_a_killed_stager_is_followed_by_another_that_goes_on_in_mid_shard(
-    tmp_path: Path, server: Server
-) -> None:
+def test_a_killed_process_is_followed_by_another(tmp_path: Path, server: Server) -> None:
     index = large_remote(server)
     server.pause_s = 0.5
-    folder = tmp_path / "node"
-    first, second = job(index, folder), job(index, folder)
-    copies = Copies(index, folder)
-    assert is_true_soon(lambda: any(size > 300_000 for size in parts(copies).values()))
-    first.send_signal(signal.SIGKILL)
+    first, second = job(index, tmp_path / "node"), job(index, tmp_path / "node")
+    staged = StagedShards(index, str(tmp_path / "node"))
+    assert is_true_soon(lambda: bool(parts(staged)))
+    first.kill()
     first.wait()
-    (left,) = parts(copies).items()
-    before = len(server.requests)
-    killed_at = time.monotonic()
-    assert is_true_soon(lambda: parts(copies) != dict([left]))
-    assert time.monotonic() - killed_at < 5
     server.pause_s = 0
     problem, num_made = result(second)
     assert problem is None
     assert num_made >= 1
-    file = f"shard-{left[0].split('.')[0]}.tar"
-    again = [(at, size) for path, at, size in server.requests[before:] if path == file]
-    # It goes on with the block in which the first was killed; 8 of them were under way.
-    assert min(at for at, size in again if size > 1) >= left[1] - (1 << 16)
-    copies.refresh()
-    check_copies(index, copies)
-
-
-def parts(copies: Copies) -> dict[str, int]:
-    """Copies in the making, and how many bytes they have."""
-    found = {}
-    with contextlib.suppress(FileNotFoundError):
-        for path in copies.path.glob("*.part"):
-            found[path.name] = path.stat().st_size
-    return found
+    staged.refresh()
+    check_copies(index, staged)
 
 
 def test_kills_at_any_moment_leave_whole_copies_or_none(tmp_path: Path, server: Server) -> None:
     index = large_remote(server, count=6, size=320_000)
     server.pause_s = 0.005
-    source = {number: (server.folder / f"shard-{number}.tar").read_bytes() for number in range(6)}
-    copies = Copies(index, tmp_path)
+    source = {path.read_bytes() for path in server.folder.glob("*.tar")}
+    staged = StagedShards(index, str(tmp_path))
     for moment in np.random.default_rng(0).uniform(0, 0.1, 8):
         process = job(index, tmp_path)
         time.sleep(moment)
         process.kill()
         process.wait()
-        for path in copies.path.iterdir():
-            if path.name.isdigit():
-                assert path.read_bytes() == source[int(path.name)]
+        copies = [path for path in staged.folder.iterdir() if not path.suffix]
+        assert {path.read_bytes() for path in copies} <= source
     assert result(job(index, tmp_path))[0] is None
-    copies.refresh()
-    check_copies(index, copies)
-
-
-def test_a_part_that_was_damaged_is_made_anew(tmp_path: Path) -> None:
-    """Of a power cut, say; the checksum tells."""
-    index = large_shards(tmp_path)
-    list_in_manifest(tmp_path)
-    copies = Copies(index, tmp_path / "node")
-    size = (tmp_path / "shard-2.tar").stat().st_size
-    (copies.path / f"2.{size}.part").write_bytes(bytes(size - 1000))
-    check_copies(index, staged(index, tmp_path / "node"))
+    staged.refresh()
+    check_copies(index, staged)
 
 
 def test_the_loader_ends_at_once_while_it_stages(tmp_path: Path, server: Server) -> None:
@@ -312,70 +295,14 @@ def test_the_loader_ends_at_once_while_it_stages(tmp_path: Path, server: Server)
     server.pause_s = 0.5
     plan = ShuffledPlan(len(index), 8, seed=0)
     loader = Loader(index, spec(plan=plan, start=0, stop=9, stage=str(tmp_path)))
-    copies = Copies(index, tmp_path)
-    assert is_true_soon(lambda: bool(parts(copies)))
+    staged = StagedShards(index, str(tmp_path))
+    assert is_true_soon(lambda: bool(parts(staged)))
     asked_at = time.monotonic()
     loader.close()
     assert time.monotonic() - asked_at < 5  # a shard takes far longer
     assert loader._process.returncode is not None
-    with copies.leading() as leads:  # its lock is gone with it
-        assert leads
-
-
-# --- jobs at once ---
-
-
-def test_jobs_that_evict_each_others_copies_never_read_wrong_bytes(tmp_path: Path) -> None:
-    """Three data sets, room for one and a half, a process for each that comes and goes."""
-    paths = []
-    for number in range(3):
-        (tmp_path / f"data-{number}").mkdir()
-        index, _ = shards(tmp_path / f"data-{number}", [20] * 4)
-        paths.append(str(index.path))
-    size = sum(path.stat().st_size for path in (tmp_path / "data-0").glob("*.tar"))
-    command = [sys.executable, "-c", HAMMER, str(tmp_path / "node"), str(1.5 * size / GB)]
-    hammers = [
-        subprocess.Popen([*command, path], stdout=subprocess.PIPE, text=True)
-        for path in paths
-        for _ in range(2)
-    ]
-    outputs = [process.communicate(timeout=120)[0] for process in hammers]
-    assert [process.returncode for process in hammers] == [0] * 6
-    made, from_copies = np.array([json.loads(output) for output in outputs]).T
-    assert made.sum() > 12  # evicted and made again
-    assert from_copies.all()
-    used = sum(path.stat().st_size for path in (tmp_path / "node").rglob("*") if path.is_file())
-    assert used <= 1.5 * size
-
-
-HAMMER = """
-import json, random, sys, time
-from pathlib import Path
-from trainyard.data.reading import stager
-from trainyard.data.index.table import load_index
-from trainyard.data.reading.reader import Reader
-
-stager._LOOK_S = 0.01
-folder, gb, path = sys.argv[1:]
-index = load_index(Path(path))
-plain = Reader(index)
-expected = [plain.read(sample) for sample in range(len(index))]
-made = from_copies = 0
-for _ in range(30):
-    copier = stager.Stager(index, folder, float(gb))
-    copier.run()
-    made += copier.num_made
-    from_copies += len(copier.copies) - len(copier.copies.missing())
-    reader = Reader(index, copier.copies)
-    for sample in range(len(index)):
-        copy = copier.copies.find(sample)
-        if copy is not None:
-            assert Path(copy.path).exists()  # in use: not evicted
-        assert reader.read(sample) == expected[sample]
-    copier.copies.close()
-    time.sleep(random.uniform(0, 0.03))
-print(json.dumps([made, from_copies]))
-"""
+    server.pause_s = 0
+    assert staged.run() is None  # its lock is gone with it
 
 
 # --- damaged sources ---
@@ -396,13 +323,13 @@ def test_a_source_that_differs_from_its_checksum_is_tried_again_then_named(
     shard.write_bytes(content)
     index = open_index(f"{server.url}/shard-{{0..3}}.tar")
     server.requests.clear()
-    stager = Stager(index, str(tmp_path / "node"), None)
+    staged = StagedShards(index, str(tmp_path / "node"))
     message = r"/shard-2.tar: its checksum differs from dataset.json's; it is damaged or was repl"
     with pytest.raises(DataError, match=message):
-        stager.run()
+        staged.run()
     assert server.fetched()["shard-2.tar"] == 3 * len(content)
-    assert parts(stager.copies) == {}
-    assert not (stager.copies.path / "2").exists()
+    assert parts(staged) == []
+    assert 2 in staged.missing()
 
 
 def test_a_source_that_is_damaged_on_its_way_is_fetched_again(
@@ -419,8 +346,8 @@ def test_a_source_that_is_damaged_on_its_way_is_fetched_again(
         source.read = lambda at, size: read(at, size)[:-1] + b"!" if is_garbled else read(at, size)
         return source
 
-    monkeypatch.setattr("trainyard.data.reading.stager.open_source", garbled)
-    check_copies(index, staged(index, tmp_path / "node"))
+    monkeypatch.setattr("trainyard.data.reading.staging.open_source", garbled)
+    check_copies(index, stage(index, tmp_path / "node"))
     assert opened.count(str(tmp_path / "shard-1.tar")) == 3
 
 
@@ -429,7 +356,7 @@ def test_a_source_without_checksum_that_changed_since_it_was_indexed(tmp_path: P
     with open(tmp_path / "shard-3.tar", "ab") as file:
         file.write(bytes(512))
     with pytest.raises(DataError, match=r"shard-3.tar: it has changed since it was indexed: start"):
-        Stager(index, str(tmp_path / "node"), None).run()
+        stage(index, tmp_path / "node")
 
 
 def test_a_damaged_shard_ends_training_with_one_line(
@@ -454,219 +381,108 @@ def test_a_shard_that_is_gone_is_left_to_the_source_and_the_others_are_staged(
 ) -> None:
     index = large_shards(tmp_path)
     (tmp_path / "shard-1.tar").unlink()
-    stager = Stager(index, str(tmp_path / "node"), None)
-    problem = stager.run()
-    assert stager.copies.missing() == [1]
+    staged = StagedShards(index, str(tmp_path / "node"))
+    problem = staged.run()
+    assert staged.missing() == [1]
     assert problem is not None
-    assert "ends with 3 of 4 copies, the rest is read from the source" in problem
+    assert "ends with 3 of 4 shards, the rest is read at the source" in problem
     assert "shard-1.tar" in problem
 
 
 # --- room ---
 
 
-def three_sets(folder: Path) -> list[Index]:
-    """Data sets of 4 shards; all have about the same size."""
-    return [large_shards(folder / f"data-{number}", size=100_000) for number in range(3)]
+def mean_size(index: Index) -> float:
+    """Mean bytes of a shard."""
+    return float(np.mean([os.path.getsize(f"{index.root}/{name}") for name in index.file_names]))
 
 
-def bytes_of(index: Index) -> int:
-    return sum(path.stat().st_size for path in Path(index.root).glob("*.tar"))
-
-
-def test_the_least_recently_used_copies_make_room_under_the_cap(tmp_path: Path) -> None:
-    first, second, third = three_sets(tmp_path)
-    node, gb = tmp_path / "node", 2.5 * bytes_of(first) / GB
-    for index in (first, second):
-        staged(index, node, gb).close()
-        time.sleep(0.02)
-    Copies(first, node).close()  # another job opens it: now the second is the oldest
-    newest = staged(third, node, gb)
-    check_copies(third, newest)
-    assert Copies(first, node).missing() == []
-    left = Copies(second, node).missing()
-    assert 0 < len(left) < 4  # and no more than was needed
-    assert sum(path.stat().st_size for path in node.rglob("*") if path.is_file()) <= gb * GB
-
-
-def test_room_is_counted_as_by_listing_all_files(tmp_path: Path, monkeypatch: Patch) -> None:
-    """Two processes, played by two objects, begin, finish, give up and take over copies."""
-    usage = shutil._ntuple_diskusage(10**15, 0, 10**15)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    both = [Copies(index, tmp_path / "node") for index in three_sets(tmp_path)[:2]]
-    generator = np.random.default_rng(0)
-    begun: list[tuple[Copies, int, Path]] = []
-    for number in range(60):
-        copies = both[int(generator.integers(2))]
-        part = copies.begin(number, int(generator.integers(1, 1000)), None)
-        part.write_bytes(bytes(int(part.name.split(".")[1]) // 2))
-        begun.append((copies, number, part))
-        if number == 40:
-            time.sleep(1.1)  # from here on, one relies on its listing of the other
-        fate = generator.integers(4) if number > 2 else 3
-        if fate < 3:
-            copies, number, part = begun.pop(int(generator.integers(len(begun))))
-        if fate == 0:
-            part.unlink()
-        elif fate < 3:
-            part.write_bytes(bytes(int(part.name.split(".")[1])))
-            copies.finish(number, part)
-        files = [path for path in (tmp_path / "node").rglob("*") if path.is_file()]
-        whole = [int(path.name.split(".")[1]) for path in files if path.suffix == ".part"]
-        whole += [path.stat().st_size for path in files if path.suffix != ".part"]
-        growth = sum(whole) - sum(path.stat().st_size for path in files)
-        for copies in both:
-            assert copies._excess(cap=10) == sum(whole) - 10
-            assert copies._excess(None) == growth + 50 * GB - usage.free
-
-
-@pytest.mark.parametrize("cap", [None, GB])
-def test_a_new_copy_needs_no_list_of_those_before(
-    tmp_path: Path, monkeypatch: Patch, cap: int | None
-) -> None:
-    """Else the 27,700 copies of a large folder take a quadratic number of system calls."""
-    index, other, _ = three_sets(tmp_path)
-    others = staged(other, tmp_path / "node")
-    time.sleep(1.1)
-    copies = Copies(index, tmp_path / "node")
-    listed: list[Path] = []
-    scandir = os.scandir
-
-    def counted(path: Path) -> Any:
-        listed.append(path)
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", counted)
-    for number in range(100):
-        part = copies.begin(number, 3, cap)
-        part.write_bytes(b"abc")
-        copies.finish(number, part)
-    assert [listed.count(one.path) for one in (copies, others)] == [1, 1]
-
-
-def test_copies_in_use_are_not_evicted(tmp_path: Path) -> None:
-    first, second, third = three_sets(tmp_path)
-    node, gb = tmp_path / "node", 2.5 * bytes_of(first) / GB
-    used = [staged(first, node, gb), staged(second, node, gb)]
-    stager = Stager(third, str(node), gb)
-    problem = stager.run()
-    assert problem is not None
-    assert "copies, the rest is read from the source: there is no room for more" in problem
-    assert 0 < len(stager.copies.missing()) < 4  # as many as fit
-    for index, copies in zip((first, second), used, strict=True):
-        copies.refresh()
-        check_copies(index, copies)
-    reader = Reader(third, stager.copies)
-    assert [reader.read(n) for n in range(64)] == [Reader(third).read(n) for n in range(64)]
-    used[0].close()
-    assert stager.run() is None
-    assert "ends with 0 of 4 copies" in str(Stager(first, str(tmp_path / "x"), 1e-6).run())
+def test_two_data_sets_fill_a_folder_to_the_cap(tmp_path: Path) -> None:
+    first, second = (large_shards(tmp_path / f"data-{n}", size=100_000) for n in range(2))
+    node, gb = tmp_path / "node", 6.5 * mean_size(first) / GB
+    check_copies(first, stage(first, node, gb))
+    staged = StagedShards(second, str(node), gb)
+    assert "of data.stage_gb are used" in str(staged.run())
+    assert len(staged.missing()) == 2  # as many as fit
+    assert StagedShards(first, str(node), gb).missing() == []  # nothing is evicted
+    reader = Reader(second, staged)
+    assert [reader.read(n) for n in range(64)] == [Reader(second).read(n) for n in range(64)]
 
 
 @pytest.mark.parametrize(("size", "reserve"), [(10, 1), (100, 5), (30_000, 50)])  # GB
 def test_a_disk_that_is_full_for_others_too(
     tmp_path: Path, monkeypatch: Patch, size: int, reserve: int
 ) -> None:
-    """The reserve stays free, and what a part will still need counts as used."""
-    first, second, _ = three_sets(tmp_path)
-    node, total = tmp_path / "node", size * GB
-    disk = reserve * GB + int(1.5 * bytes_of(first))  # free while the folder is empty
+    """The reserve stays free."""
+    index = large_shards(tmp_path, size=100_000)
+    staged = StagedShards(index, str(tmp_path / "node"))
+    room = reserve * GB + int(2.5 * mean_size(index))
 
-    def usage(path: Path) -> Any:
-        used = sum(path.stat().st_size for path in node.rglob("*") if path.is_file())
-        return shutil._ntuple_diskusage(total, total - disk + used, disk - used)
+    def usage(folder: Path) -> Any:
+        used = sum(path.stat().st_size for path in folder.iterdir())
+        return shutil._ntuple_diskusage(size * GB, size * GB - room + used, room - used)
 
     monkeypatch.setattr(shutil, "disk_usage", usage)
-    staged(first, node).close()
-    copies = staged(second, node)  # makes room on the disk as it does under a cap
-    check_copies(second, copies)
-    assert 0 < len(Copies(first, node).missing()) < 4
-    assert usage(node).free >= reserve * GB
-    disk -= bytes_of(first)  # another program fills the disk
-    (copies.path / "1").unlink()
-    copies.refresh()
-    stager = Stager(second, str(node), None)
-    assert "no room" in str(stager.run())
+    assert "no room for" in str(staged.run())
+    assert len(staged.missing()) == 2
+    assert usage(staged.folder).free >= reserve * GB
 
 
 def test_a_disk_that_fills_up_while_a_copy_is_made(tmp_path: Path, monkeypatch: Patch) -> None:
-    index, *_ = three_sets(tmp_path)
-    stager = Stager(index, str(tmp_path / "node"), None)
+    index = large_shards(tmp_path, size=100_000)
+    staged = StagedShards(index, str(tmp_path / "node"))
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        assert "No space left on device" in str(stager.run())
-    assert parts(stager.copies) == {}
-    assert len(stager.copies.missing()) == 4
-    usage = shutil._ntuple_diskusage(10 * GB, 10 * GB, 0)
-    with monkeypatch.context() as patch:
-        patch.setattr(Copies, "begin", lambda self, number, size, cap: _touched(self, number, size))
-        patch.setattr(shutil, "disk_usage", lambda _: usage)
-        assert "the disk is nearly full" in str(stager.run())
-    assert parts(stager.copies) == {}
-    assert stager.run() is None
+        assert "No space left on device" in str(staged.run())
+    assert parts(staged) == []
+    assert len(staged.missing()) == 4
+    assert staged.run() is None
 
 
-def _touched(copies: Copies, number: int, size: int) -> Path:
-    part = copies.path / f"{number}.{size}.part"
-    part.touch()
-    return part
+def printed(capfd: pytest.CaptureFixture[str]) -> list[str]:
+    return capfd.readouterr().err.splitlines()
+
+
+def until_printed(capfd: pytest.CaptureFixture[str]) -> list[str]:
+    end = time.monotonic() + 20
+    while not (lines := printed(capfd)) and time.monotonic() < end:
+        time.sleep(0.005)
+    return lines
 
 
 def test_training_goes_on_without_room_and_says_so_once(
     tmp_path: Path, digits: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """Two ranks of a node are at work; one reports."""
     digit_shards(digits, tmp_path)
     index = open_index(str(tmp_path / "*.tar"))
     config = spec(start=0, stop=5, size=2, stage_gb=1e-6)
-    for rank in range(2):
-        same_batches(index, dataclasses.replace(config, rank=rank), tmp_path / "node")
-    said = capfd.readouterr().err
-    assert said.startswith(f"trainyard: staging to {tmp_path / 'node'} on ")
-    assert said.endswith(
-        "with 0 of 15 copies, the rest is read from the source: there is no room for more\n"
-    )
-    assert said.count("\n") == 1
+    plain = [all_batches(index, dataclasses.replace(config, rank=rank)) for rank in range(2)]
+    ranks = [dataclasses.replace(config, rank=n, stage=str(tmp_path / "node")) for n in range(2)]
+    with Loader(index, ranks[0]) as first, Loader(index, ranks[1]) as second:
+        for number, batches in enumerate(zip(first, second, strict=True)):
+            for rank, batch in enumerate(batches):
+                assert_same(batch, plain[rank][number])
+        lines = until_printed(capfd)
+    [found] = [*lines, *printed(capfd)]
+    assert found.startswith(f"trainyard: staging to {tmp_path / 'node' / 'trainyard-stage'} on ")
+    assert " ends with 0 of 15 shards, the rest is read at the source: no room for " in found
 
 
 # --- folders of images ---
 
 
-def test_a_folder_of_images_is_copied_in_groups(tmp_path: Path, digits: Path) -> None:
-    """Training from the copies goes on without the folder; without a copy of it none is made."""
-    shutil.copytree(digits / "train", tmp_path / "train")
-    index = open_index(str(tmp_path / "train"))
-    plain = all_batches(index, spec())
-    copies = staged(index, tmp_path / "node")
-    assert len(copies) == 3
-    check_copies(index, copies)
-    for path in (tmp_path / "train").iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-    found = all_batches(index, _with(spec(), tmp_path / "node"))
-    for batch, expected in zip(found, plain, strict=True):
-        assert_same(batch, expected)
-        assert batch.bad == []
-    stager = Stager(index, str(tmp_path / "other"), None)
-    assert "ends with 0 of 3 copies" in str(stager.run())
-    assert parts(stager.copies) == {}
-
-
-def test_images_that_cannot_be_read_are_bad_samples_as_without_staging(
-    tmp_path: Path, digits: Path
+def test_single_images_are_read_at_the_source_with_one_line(
+    tmp_path: Path, digits: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(digits / "train", tmp_path / "train")
-    index = open_index(str(tmp_path / "train"))
-    gone, changed, broken = (Path(index.locate(sample)[0]) for sample in (3, 700, 701))
-    gone.unlink()
-    changed.write_bytes(changed.read_bytes() + b"more")
-    broken.write_bytes(b"x" * broken.stat().st_size)
-    staged(index, tmp_path / "node")
-    config = spec(plan=ShuffledPlan(len(index), 100, seed=0), start=0, stop=15)
-    same_batches(index, config, tmp_path / "node")
+    index = open_index(str(digits / "train"))
+    same_batches(index, spec(), tmp_path / "node")
+    [line] = capfd.readouterr().err.splitlines()
+    assert "single images are not staged: `data pack` makes shards" in line
 
 
 # --- the folder ---
@@ -674,69 +490,73 @@ def test_images_that_cannot_be_read_are_bad_samples_as_without_staging(
 
 def test_copies_that_someone_deletes_are_read_from_the_source(tmp_path: Path) -> None:
     index, _ = shards(tmp_path, [20, 20])
-    copies = staged(index, tmp_path / "node")
-    reader = Reader(index, copies)
+    staged = stage(index, tmp_path / "node")
+    reader = Reader(index, staged)
     expected = [Reader(index).read(sample) for sample in range(40)]
-    shutil.rmtree(copies.path)
-    assert [reader.read(sample) for sample in range(40)] == expected
-    copies.refresh()
-    assert copies.missing() == [0, 1]
-    check_copies(index, staged(index, tmp_path / "node"))
-
-
-def test_whole_copies_are_mapped_and_what_they_lack_comes_from_the_source(tmp_path: Path) -> None:
-    index, _ = shards(tmp_path, [20, 20])
-    copies = staged(index, tmp_path / "node")
-    expected = [Reader(index).read(sample) for sample in range(40)]
-    hole = copies.find(7)
-    assert hole is not None
-    with open(hole.path, "r+b") as file:  # as the stager leaves an image that cannot be read
-        file.seek(hole.offset)
-        file.write(bytes(hole.size))
-    planned = Reader(index, copies).expect(np.arange(40))
-    assert planned.mapped is not None
+    shutil.rmtree(staged.folder)
+    planned = reader.expect(np.arange(40))
     images, bad = planned.stored(slice(0, 40))
     assert [images.content(position) for position in range(40)] == expected
     assert not bad
-    os.truncate(hole.path, hole.offset)
-    planned = Reader(index, copies).expect(np.arange(40))
-    assert planned.mapped is None
+    assert [reader.read(sample) for sample in range(40)] == expected
+    check_copies(index, stage(index, tmp_path / "node"))
+
+
+def test_whole_copies_are_read_and_a_short_one_is_read_at_the_source(tmp_path: Path) -> None:
+    index, _ = shards(tmp_path, [20, 20])
+    staged = stage(index, tmp_path / "node")
+    expected = [Reader(index).read(sample) for sample in range(40)]
+    planned = Reader(index, staged).expect(np.arange(40))
+    assert planned.parts is not None
     images, bad = planned.stored(slice(0, 40))
     assert [images.content(position) for position in range(40)] == expected
+    os.truncate(staged.path_of(0), 5000)
+    planned = Reader(index, staged).expect(np.arange(40))
+    images, bad = planned.stored(slice(0, 40))
+    assert [images.content(position) for position in range(40)] == expected
+    assert not bad
+    assert Reader(index, staged).expect(np.arange(40)).parts is None  # it is no longer used
 
 
 def test_two_splits_of_a_file_share_its_copy(tmp_path: Path, digits: Path) -> None:
     with tarfile.open(tmp_path / "digits.tar", "w") as tar:
         tar.add(digits, ".")
     train, val = (open_index(f"{tmp_path / 'digits.tar'}#{split}") for split in ("train", "val"))
-    copies = staged(train, tmp_path / "node")
-    check_copies(train, copies)
-    check_copies(val, copies := Copies(val, tmp_path / "node"))
-    assert copies.missing() == []
+    check_copies(train, stage(train, tmp_path / "node"))
+    check_copies(val, StagedShards(val, str(tmp_path / "node")))
 
 
 def test_merged_data_sets(tmp_path: Path, digits: Path, monkeypatch: Patch) -> None:
+    """Of a folder and a tar, the tar alone is copied."""
     for name, first in (("a", 0), ("b", 5)):
         for digit in range(first, first + 5):
             shutil.copytree(digits / "val" / str(digit), tmp_path / name / str(digit))
     with tarfile.open(tmp_path / "b.tar", "w") as tar:
         tar.add(tmp_path / "b", ".")
-    places = (str(tmp_path / "a"), str(tmp_path / "b.tar"))
-    index = open_merged(places, None)
-    check_copies(index, staged(index, tmp_path / "node"))
+    locations = (str(tmp_path / "a"), str(tmp_path / "b.tar"))
+    index = open_merged(locations, None)
+    staged = stage(index, tmp_path / "node")
+    assert len(staged) == 1
+    reader = Reader(index, staged)
+    images, bad = reader.expect(np.arange(len(index))).stored(slice(0, len(index)))
+    plain = Reader(index)
+    assert [images.content(row) for row in range(len(index))] == [
+        plain.read(row) for row in range(len(index))
+    ]
+    assert not bad
     monkeypatch.chdir(tmp_path)
-    assert Copies(open_merged(places, None), tmp_path / "node").missing() == []
+    assert StagedShards(open_merged(locations, None), str(tmp_path / "node")).missing() == []
 
 
 def test_changed_data_has_other_copies(tmp_path: Path) -> None:
     index, _ = shards(tmp_path, [20, 20])
-    copies = staged(index, tmp_path / "node")
-    again = Copies(open_index(str(tmp_path)), tmp_path / "node")
-    assert again.path == copies.path
+    staged = stage(index, tmp_path / "node")
+    again = StagedShards(open_index(str(tmp_path)), str(tmp_path / "node"))
+    assert again.missing() == []
     os.utime(tmp_path / "shard-0001.tar", (1, 1))
-    changed = Copies(open_index(str(tmp_path)), tmp_path / "node")
-    assert changed.path != copies.path
-    assert changed.missing() == [0, 1]
+    changed = StagedShards(open_index(str(tmp_path)), str(tmp_path / "node"))
+    assert changed.missing() == [1]
+    assert changed.path_of(0) == staged.path_of(0)
 
 
 def test_environment_variables_in_the_folder(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -754,13 +574,13 @@ def test_environment_variables_in_the_folder(tmp_path: Path, monkeypatch: Patch)
 def test_a_folder_that_cannot_be_used(tmp_path: Path, monkeypatch: Patch) -> None:
     index, _ = shards(tmp_path, [20, 20])
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=r"file on .* cannot hold copies of data: Not a directory"):
-        Copies(index, tmp_path / "file")
-    staged(index, tmp_path / "node").close()
+    with pytest.raises(DataError, match=r"file.* cannot hold copies of data: Not a directory"):
+        StagedShards(index, str(tmp_path / "file"))
+    stage(index, tmp_path / "node")
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     os.chown(tmp_path / "node" / "trainyard-stage", 54321, -1)
     with pytest.raises(DataError, match="belongs to another user"):
-        Copies(index, tmp_path / "node")
+        StagedShards(index, str(tmp_path / "node"))
 
 
 def test_a_link_of_another_user_in_the_place_of_the_copies(
@@ -772,10 +592,10 @@ def test_a_link_of_another_user_in_the_place_of_the_copies(
     link = tmp_path / "node" / "trainyard-stage"
     link.parent.mkdir()
     link.symlink_to(tmp_path / "mine")
-    Copies(index, link.parent).close()
+    StagedShards(index, str(link.parent))
     os.chown(link, 54321, -1, follow_symlinks=False)
     with pytest.raises(DataError, match="belongs to another user"):
-        Copies(index, link.parent)
+        StagedShards(index, str(link.parent))
 
 
 # --- the command ---
@@ -784,16 +604,22 @@ def test_a_link_of_another_user_in_the_place_of_the_copies(
 def test_the_command_copies_all_splits_and_then_says_all_is_there(
     tmp_path: Path, digits: Path, capsys: Capture
 ) -> None:
-    command = ("data", "stage", digits, "--to", tmp_path)
+    packed = tmp_path / "packed"
+    run("data", "pack", digits, packed, "--format", "webdataset", "--shard-samples", 200)
+    command = ("data", "stage", packed, "--to", tmp_path / "node")
+    capsys.readouterr()
     first = json.loads(shown(capsys, *command, "--json"))
-    assert {split: about["made"] for split, about in first.items()} == {"train": 3, "val": 1}
-    assert first["val"]["bytes"] == int(open_index(str(digits / "val")).size.sum())
+    shards = {split: list(packed.glob(f"imagenet-{split}-*")) for split in first}
+    for split, about in first.items():
+        assert about["made"] == about["copies"] == len(shards[split])
+        assert about["bytes"] == sum(path.stat().st_size for path in shards[split])
     assert shown(capsys, *command).count("all were there already") == 2
     assert json.loads(shown(capsys, *command, "--json"))["train"]["made"] == 0
-    assert "ends with 0 of 3 copies" in complaint(
-        capsys, "data", "stage", digits, "--to", tmp_path / "small", "--gb", "1e-6"
-    )
+    small = (*command[:-1], tmp_path / "small")
+    assert "ends with 0 of" in complaint(capsys, *small, "--gb", "1e-6")
     assert "--gb" in complaint(capsys, *command, "--gb", "0")
+    folder = ("data", "stage", digits, "--to", tmp_path / "node")
+    assert "single images are not staged" in complaint(capsys, *folder)
 
 
 def test_the_command_shows_what_is_left(
@@ -806,7 +632,7 @@ def test_the_command_shows_what_is_left(
     assert run("data", "stage", location, "--to", tmp_path / "node") == 0
     said = capsys.readouterr()
     assert "copies 4, 4.3 MB; 4 made now" in said.out
-    assert "staging data, MB: " in said.err
+    assert "staging data, files: " in said.err
     assert " of 4, 0:00:0" in said.err
 
 

@@ -12,7 +12,6 @@ from torch import distributed as dist
 from tests.gpus import pretend
 from trainyard.distributed import discover, process_group
 from trainyard.distributed.startup_check import Start
-from trainyard.launch.ranks import shares_of
 from trainyard.world import World
 
 Env = Mapping[str, str]
@@ -85,8 +84,9 @@ def mpi(rank: int, local_rank: int) -> Env:
 
 def agent(rank: int, local_rank: int) -> Env:
     """That of ssh's and Ray's hosts."""
-    shares = shares_of(["train"], {"a": 4, "b": 4}, address="a", port=29500)
-    return shares["b" if rank > 3 else "a"].environment(local_rank)
+    place = {"RANK": rank, "WORLD_SIZE": 8, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": 4}
+    place |= {"GROUP_RANK": rank // 4, "GROUP_WORLD_SIZE": 2, "MASTER_PORT": 29500}
+    return {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "a"}
 
 
 @pytest.mark.parametrize(

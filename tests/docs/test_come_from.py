@@ -14,10 +14,10 @@ from tests.docs.pages import (
     rows_beside_ours,
 )
 from trainyard.config import all_keys, check
-from trainyard.data.transforms.batches import batch_transforms
-from trainyard.data.transforms.config import AugmentConfig
-from trainyard.data.transforms.erasing import RandomErasing
-from trainyard.data.transforms.mixing import Mixing
+from trainyard.data.augment.config import AugmentConfig
+from trainyard.data.augment.erasing import RandomErasing
+from trainyard.data.augment.mixing import Mixing
+from trainyard.data.augment.transforms import batch_transforms
 
 PAGES = sorted((DOCS / "come-from").glob("*.md"))
 

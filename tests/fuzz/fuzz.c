@@ -61,17 +61,29 @@ static Crop crop_of(const uint8_t *options, int width, int height) {
     double left = options[0] / 256.0 * width, top = options[1] / 256.0 * height;
     double right = left + (options[2] + 1) / 256.0 * (width - left);
     double bottom = top + (options[3] + 1) / 256.0 * (height - top);
-    Crop crop = {left,
-                 top,
-                 right,
-                 bottom,
+    static const BoxRule given = {GIVEN};
+    Crop crop = {{left, top, right, bottom},
                  options[4] & 1,
                  options[4] & 2,
-                 options[4] & 4 ? BICUBIC : BILINEAR};
-    if (options[4] & 8) /* whole pixels, as training has them */
-        crop = (Crop){(int)left, (int)top,    (int)right, (int)bottom,
-                      crop.flip, crop.beyond, crop.filter};
+                 options[4] & 4 ? BICUBIC : BILINEAR,
+                 &given,
+                 0};
+    for (int side = 0; side < 4 && options[4] & 8; side++) /* whole pixels, as training has them */
+        crop.box[side] = (int)crop.box[side];
     return crop;
+}
+
+/* The decoder makes the box of the image's size, as in training or as in an evaluation. */
+static BoxRule rule_of(const uint8_t *options, int side) {
+    static double drawn[1][DRAWN];
+    for (int i = 0; i < DRAWN; i++)
+        drawn[0][i] = options[8 + i % 8] / (i < DRAWN - TRIES ? 256.0 : 128.0) + (i > 1) / 256.0;
+    BoxRule rule = {.kind = options[5] & 8 ? RANDOM : CENTRAL, .drawn = drawn, .ratio = {0.5, 2}};
+    for (int axis = 0; axis < 2; axis++) {
+        rule.size[axis] = side;
+        rule.covered[axis] = side + options[8 + axis] % 16;
+    }
+    return rule;
 }
 
 static size_t bytes_of(const Target *target) {
@@ -82,11 +94,14 @@ static size_t bytes_of(const Target *target) {
 static Status decode_all(const Stored *stored, const Crop *crop, Target target) {
     size_t size = bytes_of(&target);
     uint8_t *first = target.pixels, *other = malloc(size);
-    Status status = PATHS[0]->decode(scratches[0], stored, crop, &target);
+    Crop first_crop = *crop;
+    Status status = PATHS[0]->decode(scratches[0], stored, &first_crop, &target);
     for (size_t i = 1; i < NUM_PATHS; i++) {
         target.pixels = other;
-        demand(PATHS[i]->decode(scratches[i], stored, crop, &target) == status,
+        Crop own = *crop;
+        demand(PATHS[i]->decode(scratches[i], stored, &own, &target) == status,
                "paths differ in status");
+        demand(!memcmp(own.box, first_crop.box, sizeof own.box), "paths differ in boxes");
         demand(status != OK || !memcmp(first, other, size), "paths differ in pixels");
     }
     free(other);
@@ -153,8 +168,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     if (size_of(image, image_size, &width, &height)) {
         Crop crop = crop_of(options + 8, width, height);
-        if ((crop.right - crop.left) * (crop.bottom - crop.top) <= MAX_PIXELS) {
+        double *box = crop.box;
+        bool is_small = width <= MAX_PIXELS / height; /* else its boxes are made here */
+        if (is_small || (box[2] - box[0]) * (box[3] - box[1]) <= MAX_PIXELS) {
             int side = 1 + options[7] % (options[6] & 64 ? 70 : 12);
+            BoxRule rule = rule_of(options, side);
+            if (is_small && options[5] & 24)
+                crop.rule = &rule;
             int channels = options[6] & 32 ? 1 : 3;
             bool planar = channels == 3 && options[5] & 2;
             Target target = {NULL, side, side + 3, channels, planar};

@@ -22,10 +22,10 @@ from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.periodic import Periodic
 from trainyard.averaging.sharded import Sharded
 from trainyard.config import load_recipe
+from trainyard.data.augment.config import AugmentConfig
+from trainyard.data.augment.transforms import batch_transforms, pixel_transforms
 from trainyard.data.batch import Batch, Keys
 from trainyard.data.device.normalise import Normalise
-from trainyard.data.transforms.batches import batch_transforms, pixel_transforms
-from trainyard.data.transforms.config import AugmentConfig
 from trainyard.model.ema import Ema
 from trainyard.monitor.clock import Clock
 from trainyard.monitor.meters import Meter
@@ -225,18 +225,16 @@ def no_waits(device: torch.device) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("name", PIXELS)
-def test_pixels_are_those_of_the_cpu(name: str, interpolation: Any, device: torch.device) -> None:
+def test_pixels_are_those_of_the_cpu(name: str, device: torch.device) -> None:
     config = AugmentConfig(**PIXELS[name])
-    (transform,) = pixel_transforms(config, seed=0, mean=MEAN, interpolation=interpolation)
+    (transform,) = pixel_transforms(config, seed=0, mean=MEAN)
     expected = transform(pixels(), KEYS).int()
-    transform(pixels().to(device), KEYS)  # tables of its own are copied once
     given = pixels().to(device)
     with no_waits(device):
         found = transform(given, KEYS)
     off = (found.cpu().int() - expected).abs()
-    # The CPU rotates by Pillow, a GPU by a kernel: edges of what is uncovered may differ.
+    # Single precision in another order: edges of what is uncovered may differ.
     assert (off > 2).float().mean() < 0.01
     assert off.float().mean() < 0.2
 

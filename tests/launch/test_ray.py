@@ -1,5 +1,6 @@
 """`launch ray`: what is refused before Ray is asked for anything."""
 
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.command_line import Capture, complaint, run
-from trainyard.launch.ray import why_lost
+from trainyard.errors import InputError, PeerError
 
 LAUNCH = ("launch", "ray", "debug")
 
@@ -49,21 +50,22 @@ def test_mistakes(capsys: Capture, tmp_path: Path) -> None:
     assert "is no mapping" in complaint(capsys, *LAUNCH, "--runtime-env", environment)
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        (
-            "The actor died unexpectedly before finishing this task.\n"
-            "The actor died because its node has died. Node Id: 1a2b\n",
-            "its node has died",
-        ),
-        (
-            "The actor died because of an error raised in its creation task, ray::Node.__init__()\n"
-            "  File 'ray_node.py', line 40, in __init__\n"
-            "FileNotFoundError: [Errno 2] No such file or directory: '/work'\n",
-            "FileNotFoundError: [Errno 2] No such file or directory: '/work'",
-        ),
-    ],
-)
-def test_what_ray_says_of_a_loss(text: str, why: str) -> None:
-    assert why_lost(RuntimeError(text)) == why
+def test_attempts_end_with_a_mistake_or_a_signal() -> None:
+    """A node that makes a mistake may be the cause that others fail."""
+    pytest.importorskip("ray.train", reason="needs Ray: make .venv/.dev")
+    from trainyard.launch.ray_nodes import Board
+
+    board = Board()
+    assert board.begin(2)
+    board.end(0, 1)
+    assert (board.is_running(), board.codes()) == (True, {0: 1})
+    board.over()  # the other node is lost
+    assert not board.is_running()
+    assert board.begin(2)
+    board.end(0, PeerError.exit_code)
+    board.end(1, InputError.exit_code)
+    assert not board.begin(2)
+
+    board = Board()
+    board.signal(signal.SIGTERM)
+    assert not board.begin(2)

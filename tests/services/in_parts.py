@@ -1,6 +1,5 @@
 """Work on data sets in parts, and what it makes, to compare clusters with one machine."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -11,7 +10,7 @@ Made = dict[str, bytes]
 
 
 class WorkInParts:
-    """An index with seek tables, a verification and a preparation, in this order."""
+    """An index with seek tables and a preparation, in this order."""
 
     def __init__(self, shards: Path, folder: Path, capsys: Capture) -> None:
         self._shards, self._prepared = shards, folder / "prepared"
@@ -19,7 +18,6 @@ class WorkInParts:
         prepare = ["prepare", "imagenet-1k", str(archives), str(self._prepared), "--no-checksum"]
         self.commands = {
             "index": ["data", "index", str(shards), "--seek"],
-            "verify": ["data", "verify", str(shards), "--deep", "--json"],
             "prepare": ["data", *prepare, "--workers=1"],
         }
         self.expected = {
@@ -31,11 +29,6 @@ class WorkInParts:
 
     def made(self, name: str, said: str) -> Made:
         """The files that a command has made, or the report that it has printed."""
-        if name == "verify":
-            assert not list(self._shards.glob(".trainyard-verify*"))
-            report = said[said.index("{") :]  # after the line that says whose results a join takes
-            assert json.loads(report)["is_well"]
-            return {"report": report.encode()}
         paths = {
             "index": self._shards.glob(".trainyard-*"),
             "prepare": (path for path in self._prepared.rglob("*") if path.is_file()),

@@ -40,7 +40,7 @@ class RayNodes:
         words = [f"--address=127.0.0.1:{self.port}"]
         if number == 1:
             words = ["--head", f"--port={self.port}", "--include-dashboard=false"]
-            words += [f"--temp-dir={self.folder}", "--disable-usage-stats"]
+            words += ["--disable-usage-stats"]
         cores = sorted(os.sched_getaffinity(0))
         # On one core each, as a rank alone on its node would compute in another order than one of
         # two.
@@ -49,7 +49,7 @@ class RayNodes:
             [
                 *("taskset", "--cpu-list", str(core), sys.executable, "-m", "ray.scripts.scripts"),
                 *("start", f"--node-ip-address={address}", "--num-cpus=2", "--num-gpus=0"),
-                *("--object-store-memory=100000000", *words),
+                *("--object-store-memory=100000000", f"--temp-dir={self.folder}/{number}", *words),
             ],
             env=os.environ | ENVIRONMENT | {_TOKEN: f"{self.folder}/{address}"},
             stdin=subprocess.DEVNULL,
@@ -60,6 +60,26 @@ class RayNodes:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return address
+
+    def drain(self, address: str, seconds: int) -> None:
+        """Announce that a node will be taken back."""
+        import ray
+
+        ray.init(f"127.0.0.1:{self.port}", logging_level="ERROR")
+        nodes = {
+            node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]
+        }
+        ray.shutdown()
+        words = [f"--address=127.0.0.1:{self.port}", f"--node-id={nodes[address]}"]
+        words += ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=taken back"]
+        words += [f"--deadline-remaining-seconds={seconds}"]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", *words]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+    def ranks(self, address: str) -> list[int]:
+        """The ranks of a node."""
+        processes = sorted(self.members(address))
+        return [each for each in processes if b"trainyard\0train" in _content(each, "cmdline")]
 
     def members(self, address: str = "") -> set[int]:
         """The processes of a node, and all that came of them; of all nodes if none is given."""
@@ -73,7 +93,7 @@ class RayNodes:
 
     def ours(self) -> set[int]:
         """Those that run code of ours: actors, agents, ranks."""
-        ours = (b"ray::Node", b"trainyard.launch.host_agent", b"trainyard\0train")
+        ours = (b"ray::RayTrainWorker", b"trainyard\0launch\0agent", b"trainyard\0train")
         return {
             process
             for process in self.members()

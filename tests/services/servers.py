@@ -65,8 +65,16 @@ needs_nginx = pytest.mark.skipif(
 )
 
 
+def let_others_read(folder: Path) -> None:
+    """Pytest's folders are their owner's alone; nginx is not root's."""
+    for path in (folder, *folder.parents):
+        if path.stat().st_uid == os.geteuid():
+            path.chmod(path.stat().st_mode | 0o055)
+
+
 @contextmanager
 def web_server(folder: Path, **options: Any) -> Iterator[WebServer]:
+    let_others_read(folder)
     server = WebServer(ServerOptions(folder=folder, port=free_port(), **options))
     server.start()
     try:

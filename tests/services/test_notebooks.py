@@ -35,7 +35,7 @@ def test_ray(execute: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     printed = execute("ray.ipynb")
     assert "1 x a node of Ray: 2 x" in printed
-    assert " | " in printed and "step 40/40" in printed
+    assert "(RayTrainWorker pid=" in printed and "step 40/40" in printed
     assert "40 steps, top-1 " in printed
 
 

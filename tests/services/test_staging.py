@@ -7,7 +7,6 @@ import pytest
 
 from tests.command_line import SHORT, Capture, run
 from tests.services.servers import needs_nginx, web_server
-from trainyard.data.reading import stager
 
 pytestmark = needs_nginx
 
@@ -25,9 +24,7 @@ def test_a_damaged_shard_is_fetched_again_and_then_named(
     own_shards: Path,
     tmp_path: Path,
     capsys: Capture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stager, "_WAITS_S", (0.01, 0.01))
     shard = own_shards / "digits-train-000002.tar"
     if harm == "altered":
         flip(shard, 512 + 60)  # inside the first image

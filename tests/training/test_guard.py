@@ -199,7 +199,7 @@ def poison(batches: Sequence[int]) -> None:
 
     def move_and_spoil(self: Feed, in_flight: InFlightBatch) -> Batch:
         batch = move(self, in_flight)
-        if self._augmentation.global_batch:  # it is a training feed
+        if self._global_batch:  # it is a training feed
             batch.images_BCHW[torch.isin(batch.ids, bad)] = NAN
         return batch
 

@@ -156,7 +156,7 @@ class Parts:
         if self.config.model.name == "whitened_convnet":
             # Autocast does nothing on meta, where a convolution with a bias refuses other images.
             feeds = replace(feeds, dtype=torch.float32)
-        return feeds._feed(None, None, feeds._augmentation(0, BATCH))  # type: ignore[arg-type]
+        return feeds._feed(None, None, **feeds._augmented(0, BATCH))  # type: ignore[arg-type]
 
     def train_step(self, number: int, batch: Batch) -> None:
         assert not self.state.guard.tripped(number)

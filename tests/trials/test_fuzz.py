@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from tests.fuzz.seeds import damaged, jpegs
 from tests.trials.counts import SEED, count_of
 from trainyard.data._native import core
+from trainyard.data.storage.encoded import in_memory
 
 pytestmark = pytest.mark.skipif(core is None, reason="the extension is not built")
 
@@ -49,15 +50,12 @@ class Decoders:
     ) -> tuple[int, NDArray[np.uint8]]:
         self.num_calls += 1
         out, status = np.zeros((1, side, side, 3), np.uint8), np.zeros(1, np.uint8)
-        num_entries = np.array([0 if table is None else len(table) // core.SEEK_ENTRY])
         decoder.decode(
             *([content], self._one, self._one, np.array([len(content)])),
             *(np.array([box]), np.zeros(1, np.bool_), out, status),
             height=side,
             width=side,
-            seek=table,
-            seek_begins=None if table is None else self._one,
-            seek_ends=None if table is None else num_entries,
+            seek=None if table is None else in_memory([table.tobytes()]),
         )
         return int(status[0]), out[0]
 

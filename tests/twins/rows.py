@@ -22,7 +22,9 @@ CHANGED: dict[str, str] = {
     "without the variance between batches.",
     **dict.fromkeys(("lamb, clipped", "lion, layer decay", "muon"), _DEFAULTS),
     "recipes NAME": "The recipe no longer lists keys of the optimizer that it leaves out.",
+    "data verify": "The saved index is not compared; `structure` counts the files of a folder.",
     "estimate": "Averagers that are gone are no longer in its table.",
+    "rand augment": "Its geometry has one kernel, equal within a grey level.",
     "recipes --keys": "Keys of averagers are gone; those of optimizers have no default here.",
 }
 
@@ -114,9 +116,12 @@ def _runs() -> dict[str, Row]:
             data__mean="[0.5, 0.5, 0.5, 0.5]",
             data__std="[0.3, 0.3, 0.3, 0.3]",
         ),
-        "rand augment, erasing, mixing": train(
+        "rand augment": train("debug", augment__randaugment="rand-m9-mstd0.5-inc1"),
+        "3-augment, jitter, erasing, mixing": train(
             "debug",
-            augment__randaugment="rand-m9-mstd0.5-inc1",
+            augment__randaugment="3a",
+            augment__color_jitter="[0.4, 0.4, 0.4]",
+            augment__translate="2",
             augment__erasing="0.25",
             augment__mixup="0.8",
             augment__cutmix="1.0",

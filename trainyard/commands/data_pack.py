@@ -90,14 +90,12 @@ def data_pack(options: argparse.Namespace) -> int:
 
     from trainyard.commands.data_show import open_splits
     from trainyard.commands.packed import print_packed
-    from trainyard.data.storage.source import is_remote
     from trainyard.datasets.pack.class_subset import choose_classes
     from trainyard.datasets.pack.journal import journals_in
     from trainyard.datasets.pack.pack import num_samples, only_classes, pack, pack_part, shuffled
     from trainyard.monitor.progress import counter
 
-    if is_remote(options.destination):
-        raise InputError(f"{options.destination}: pack into a folder of this machine, then copy it")
+    _check_locations(options)
     pack_options = _pack_options(options)
     indices = _named(open_splits(options.location, one_label_space=True), options)
     first = next(iter(indices.values()))
@@ -124,6 +122,20 @@ def data_pack(options: argparse.Namespace) -> int:
         manifest = pack(splits, classes, destination, pack_options, **more)
     print_packed(destination, manifest, as_json=options.json)
     return 0
+
+
+def _check_locations(options: argparse.Namespace) -> None:
+    """InputError for a destination on a server, and for a random order of the Hub's images."""
+    from trainyard.data.storage.hub import is_on_hub
+    from trainyard.data.storage.source import is_remote
+
+    if is_remote(options.destination):
+        raise InputError(f"{options.destination}: pack into a folder of this machine, then copy it")
+    if is_on_hub(options.location) and not options.no_shuffle:
+        raise InputError(
+            f"{options.location}: the Hub is for large requests, not for one per image: pack in "
+            "its own order, by --no-shuffle"
+        )
 
 
 def _pack_options(options: argparse.Namespace) -> "PackOptions":

@@ -36,14 +36,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     add_parts(imagenet, "write", "DESTINATION")
     imagenet.set_defaults(run_command=_prepare_imagenet_1k)
-    large = datasets.add_parser("imagenet-21k-p", help="ImageNet-21K-P from ImageNet-21K")
-    _add_common(large, "fall11 or winter21 tar, or folder of a tar per class", "webdataset")
-    large.add_argument(
-        "--resize",
-        choices=("224-squash", "256"),
-        help="square: as published (default); short: short side to 256, antialiased; both as JPEG "
-        "quality 95",
-    )
+    large = datasets.add_parser("imagenet-21k-p", help="ImageNet-21K-P from the processed tar")
+    _add_common(large, "imagenet21k_resized.tar, or its folder", "webdataset")
     add_parts(large, "write", "DESTINATION")
     large.set_defaults(run_command=_prepare_imagenet_21k_p)
     for name in ("cifar10", "cifar100"):
@@ -122,15 +116,10 @@ def _prepare_imagenet_1k(options: argparse.Namespace) -> int:
 
 
 def _prepare_imagenet_21k_p(options: argparse.Namespace) -> int:
-    from trainyard.datasets.prepare.imagenet21k import is_processed, prepare_imagenet_21k_p
+    from trainyard.datasets.prepare.imagenet21k import prepare_imagenet_21k_p
 
-    if not options.json and not options.resize and is_processed(Path(options.source)):
-        print(
-            f"{options.source} is processed already: `trainyard train --data {options.source}` "
-            "reads it as it is; its images are packed untouched"
-        )
-    _parts_on_ray(options, "format", "seed", "resize")
-    manifest = prepare_imagenet_21k_p(*_arguments(options), resize=options.resize)
+    _parts_on_ray(options, "format", "seed")
+    manifest = prepare_imagenet_21k_p(*_arguments(options))
     if isinstance(manifest, int):
         return _print_part(options, manifest)
     _print_packed(options, manifest)
@@ -203,7 +192,4 @@ def _print_published(manifest: "Manifest") -> None:
         rows.append([f"published, {release}", *(f"{published[what]:,}" for what in counts)])
     print_table(["", *counts], rows)
     if counts not in PUBLISHED.values():
-        print(
-            "these are not the published counts: the source is a subset or another release, or has "
-            "images that the published script could not read and left out"
-        )
+        print("these are not the published counts: the source is a subset or another release")

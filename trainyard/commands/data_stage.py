@@ -11,7 +11,7 @@ from trainyard.errors import DataError
 from trainyard.printable import printable
 
 if TYPE_CHECKING:
-    from trainyard.data.reading.stager import Stager
+    from trainyard.data.reading.staging import StagedShards
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -35,20 +35,17 @@ def _gigabytes(text: str) -> float:
 
 def data_stage(options: argparse.Namespace) -> int:
     """Run `trainyard data stage`. Returns the exit code."""
-    from trainyard.data.reading.stager import Stager
+    from trainyard.data.reading.staging import StagedShards
 
-    stagers = {  # all opened first, so that no split evicts another's copies
-        split: Stager(index, options.to, options.gb)
-        for split, index in open_splits(options.location).items()
-    }
     found: dict[str, dict[str, Any]] = {}
-    for split, stager in stagers.items():
-        _stage(stager, split)
+    for split, index in open_splits(options.location).items():
+        staged = StagedShards(index, options.to, options.gb)
+        _stage(staged, split)
         found[split] = {
-            "bytes": stager.copies.num_bytes(),
-            "copies": len(stager.copies),
-            "made": stager.num_made,
-            "folder": str(stager.copies.path),
+            "bytes": staged.num_bytes(),
+            "copies": len(staged),
+            "made": staged.num_made,
+            "folder": str(staged.folder),
         }
     if options.json:
         print(json.dumps(found))
@@ -58,19 +55,17 @@ def data_stage(options: argparse.Namespace) -> int:
     return 0
 
 
-def _stage(stager: "Stager", split: str) -> None:
+def _stage(staged: "StagedShards", split: str) -> None:
     from concurrent.futures import wait
 
     from rich.console import Console
 
     from trainyard.monitor.progress import counter
 
-    done = stager.start()
-    if wait([done], timeout=1).not_done:
-        total = stager.num_bytes()
-        with counter(Console(stderr=True), f"staging {split}, MB", total // 10**6) as show:
-            while wait([done], timeout=0.5).not_done:
-                show(min(stager.copies.num_bytes(), total) // 10**6)
+    done = staged.start()
+    with counter(Console(stderr=True), f"staging {split}, files", len(staged)) as show:
+        while wait([done], timeout=0.5).not_done:
+            show(len(staged) - len(staged.missing()))
     problem = done.result()
     if problem is not None:
         raise DataError(problem)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from trainyard.commands.data_index import add_location
 from trainyard.commands.numbers import whole
-from trainyard.commands.parts import add_parts, parts_on_ray, print_part, words_of
 from trainyard.commands.printing import print_table
 from trainyard.errors import InputError
 from trainyard.printable import printable
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from trainyard.datasets.verify.checks import Check
 
 _MAX_LINES = 20  # findings per check on a terminal
-_OF_PARTS = ("deep", "val_share", "val_seed")  # options that a part is given too
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +37,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--val-seed", metavar="N", type=whole, default=0, help="data.val_seed of them; default: 0"
     )
     parser.add_argument("--workers", metavar="N", type=int, help="processes; default: all cores")
-    add_parts(parser, "check", "the data")
     parser.set_defaults(run_command=data_verify)
 
 
@@ -52,8 +49,7 @@ def data_verify(options: argparse.Namespace) -> int:
     from trainyard.data.index.splits import split_remarks
     from trainyard.data.remarks import warn
     from trainyard.data.storage.credentials import without_secrets
-    from trainyard.datasets.parts import units_of
-    from trainyard.datasets.verify.verify import verify, verify_journals
+    from trainyard.datasets.verify.verify import verify
     from trainyard.monitor.progress import counter
 
     workers = options.workers
@@ -65,25 +61,17 @@ def data_verify(options: argparse.Namespace) -> int:
         raise InputError(f"--val-share {options.val_share}: must be between 0 and 1")
     console = Console(stderr=True)
     warn(console, split_remarks(options.location))
-    journals = verify_journals(options.location)
-    words = ["data", "verify", options.location, *words_of(options, *_OF_PARTS)]
-    parts_on_ray(options, words, journals.parts())
-    with units_of(journals, options.part) as units:
-        checks = verify(
-            options.location,
-            deep=options.deep,
-            workers=workers,
-            counters=partial(counter, console),
-            share=options.val_share and (options.val_share, options.val_seed),
-            units=units,
-        )
-        if options.part is not None:
-            print_part(options, {"location": options.location})
-            return 0
-        if options.json:
-            print(without_secrets(json.dumps(_as_json(checks))))
-        else:
-            _print(checks)
+    checks = verify(
+        options.location,
+        deep=options.deep,
+        workers=workers,
+        counters=partial(counter, console),
+        share=options.val_share and (options.val_share, options.val_seed),
+    )
+    if options.json:
+        print(without_secrets(json.dumps(_as_json(checks))))
+    else:
+        _print(checks)
     return InputError.exit_code if any(check.result == "problem" for check in checks) else 0
 
 

@@ -1,4 +1,4 @@
-"""`trainyard launch agent`: the ranks of a pod, or of a host of `launch ssh`.
+"""`trainyard launch agent`: the ranks of a pod, of a host of `launch ssh`, or of a node of Ray.
 
 torchrun ends with 1 for every failure of its ranks, so an operator could not tell a pod that must
 come back from one that must not:
@@ -33,6 +33,7 @@ from trainyard.data.storage.credentials import without_secrets
 from trainyard.errors import InputError, TrainyardError
 from trainyard.launch.exit_codes import GRACE_S, LEFT
 from trainyard.launch.job import Job
+from trainyard.parent import end_with_launcher
 from trainyard.printable import print_line
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_grace(parser)
     add_wait(parser, "enough hosts")
     parser.add_argument("--hosts", metavar="MIN:MAX", help="a host of `launch ssh`, not a pod")
+    parser.add_argument("--ray", action="store_true", help="a node of `launch ray`, not a pod")
     parser.add_argument("--run-id", metavar="ID-NUMBER", help="of the start, and of this host")
     parser.add_argument("--listen", metavar="ADDRESS", help="the first host: of the store")
     parser.set_defaults(run_command=launch)
@@ -64,11 +66,22 @@ def add_grace(parser: argparse.ArgumentParser) -> None:
 
 def launch(options: argparse.Namespace) -> int:
     """Run `trainyard launch agent`; returns the exit code."""
+    if options.ray:
+        end_with_launcher()
     job = job_of(options)
     if options.dry_run:
         print(without_secrets(shlex.join(job.command)))
         return 0
+    if options.ray:
+        return _node(job)
     return _host(job, options) if options.hosts else _pod(job, options)
+
+
+def _node(job: Job) -> int:
+    from trainyard.launch.agent import Policy, in_pod, run_ranks
+
+    ranks, meeting = in_pod(os.environ)
+    return run_ranks(job.command, ranks, meeting, Policy(), say=print_line)
 
 
 def _pod(job: Job, options: argparse.Namespace) -> int:

@@ -5,16 +5,10 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainyard.commands.launching import (
-    add_job_options,
-    add_restarts,
-    add_wait,
-    job_of,
-)
+from trainyard.commands.launching import add_job_options, add_restarts, job_of
 from trainyard.commands.numbers import positive
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.errors import InputError
-from trainyard.printable import print_line
 
 if TYPE_CHECKING:
     from trainyard.launch.job import Job
@@ -36,7 +30,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--min-nodes", type=positive, metavar="N", help="go on without nodes that are gone"
     )
     add_restarts(parser)
-    add_wait(parser, "nodes that are in use, or gone before a restart")
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--working-dir", metavar="DIR", help="copy it to all nodes (this one is on all nodes)"
@@ -50,7 +43,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 def launch(options: argparse.Namespace) -> int:
     """Run `trainyard launch ray`; returns the exit code."""
     from trainyard.launch.ray import launch_ray
-    from trainyard.launch.supervisor import Policy
 
     job, ray = job_of(options, is_here=False), _options(options)
     _check_run(job, ray)
@@ -58,7 +50,7 @@ def launch(options: argparse.Namespace) -> int:
         ranks = ray.ranks or ray.gpus or "(one per GPU, or 1)"
         print(f"{ray.nodes} x a node of Ray: {ranks} x {without_secrets(shlex.join(job.command))}")
         return 0
-    return launch_ray(job, ray, Policy(options.restarts, options.min_nodes), print_line)
+    return launch_ray(job, ray)
 
 
 def _options(options: argparse.Namespace) -> "RayOptions":
@@ -67,10 +59,11 @@ def _options(options: argparse.Namespace) -> "RayOptions":
     return RayOptions(
         address=options.address,
         nodes=options.nodes,
+        min_nodes=options.min_nodes,
         ranks=options.ranks,
         gpus=options.gpus,
         cpus=options.cpus,
-        wait_s=options.wait,
+        restarts=options.restarts,
         environment=_environment(options),
         is_json=options.json,
     )

@@ -116,5 +116,5 @@ class Keys(NamedTuple):
     """The keys of a batch's randomness, besides the run's seed; all on the host."""
 
     ids: NDArray[np.int64]  # [B]
-    epochs: NDArray[np.int64]  # [B]
+    visits: NDArray[np.int64]  # [B], epoch indices of the samples
     position: int  # stream position of the global batch's first sample, equal on every rank

@@ -96,14 +96,14 @@ class DataConfig(Section):
     max_bad: float = Field(0.01, ge=0, le=1)
     """Largest share of unreadable samples, rounded up to whole samples; more end the run."""
     decode: Literal["cpu", "gpu"] = "cpu"
-    """Device that decodes JPEGs. gpu needs the extra `nvimgcodec`; it helps with few cores."""
+    """Device that decodes JPEGs. gpu helps with few cores, on GPUs with a JPEG engine."""
     threads: int | None = Field(None, ge=1)
     """Loader threads per rank; by default the rank's share of the machine's cores."""
     stage: str | None = None
-    """Folder on each node's own disk for copies of the data, such as $SLURM_TMPDIR. Each node
-    copies once, while it trains; later runs use the copies again."""
+    """Folder on each node's own disk for copies of shards, such as $SLURM_TMPDIR. Each node copies
+    once, while it trains; later runs use the copies again."""
     stage_gb: float | None = Field(None, gt=0)
-    """Largest total size of the copies in `stage`, in GB; the least recently used are deleted."""
+    """Largest total size of the copies in `stage`, in GB; what exceeds it is read at its source."""
 
     @field_validator("mean", "std")
     @classmethod

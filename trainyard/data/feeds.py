@@ -8,18 +8,13 @@ from typing import Any
 import torch
 
 from trainyard.course import Course, Phase, build_course
+from trainyard.data.augment.config import AugmentConfig
+from trainyard.data.augment.transforms import batch_transforms, pixel_transforms
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
 from trainyard.data.device.copies import Transfer, page_locked, transfer_to
-from trainyard.data.device.feed import (
-    NONE,
-    Augmentation,
-    EvaluationFeeds,
-    Feed,
-    HostBatches,
-    TrainingFeed,
-)
-from trainyard.data.device.gpu_decode import DecodingTransfer, decoder_on
+from trainyard.data.device.feed import EvaluationFeeds, Feed, HostBatches, TrainingFeed
+from trainyard.data.device.gpu_decode import DecodingTransfer
 from trainyard.data.device.join import JoinFeed, JoinState, num_passes
 from trainyard.data.device.multi_hot import MultiHot
 from trainyard.data.device.normalise import Normalise
@@ -31,8 +26,6 @@ from trainyard.data.sampler.plan import EndlessPlan, OnePassPlan, PlanSlice
 from trainyard.data.stream.loader import StreamLoader
 from trainyard.data.stream.shards import Stream
 from trainyard.data.stream.walk import StreamSpec
-from trainyard.data.transforms.batches import batch_transforms, pixel_transforms
-from trainyard.data.transforms.config import AugmentConfig
 from trainyard.image_size import ImageSize
 from trainyard.world import World, cores_per_rank
 
@@ -84,8 +77,8 @@ class Feeds:
                 stop=phase.stop - step,
                 **self._indexed(),
             )
-            augmentation = self._augmentation(first, phase.batch, multi_hot)
-            return self._feed_of(index, self._loader(index, spec), spec, augmentation)
+            augmented = self._augmented(first, phase.batch, multi_hot)
+            return self._feed_of(index, self._loader(index, spec), spec, **augmented)
 
         return TrainingFeed(course, open_phase)
 
@@ -118,7 +111,7 @@ class Feeds:
             course,
             open_loader=open_loader,
             open_feed=lambda batches, first: self._feed(
-                batches, transfer_to(self.device), self._augmentation(first, phase.batch)
+                batches, transfer_to(self.device), **self._augmented(first, phase.batch)
             ),
             channels=self.data.channels,
             place=place,
@@ -151,14 +144,14 @@ class Feeds:
     def evaluation(self, index: Index) -> Feed:
         """The central crop of every image, once."""
         spec = self._evaluated(index)
-        return self._feed_of(index, self._loader(index, spec), spec, NONE)
+        return self._feed_of(index, self._loader(index, spec), spec)
 
     def evaluations(self, index: Index) -> EvaluationFeeds:
         """Feeds like `evaluation`, for the evaluations of a run, by one loader."""
         spec = self._evaluated(index)
         return EvaluationFeeds(
             partial(self._loader, index, spec),
-            lambda loader: self._feed_of(index, loader, spec, NONE),
+            lambda loader: self._feed_of(index, loader, spec),
         )
 
     def _evaluated(self, index: Index) -> LoaderSpec:
@@ -180,19 +173,16 @@ class Feeds:
             self.seed, augment.scale, augment.ratio, augment.flip, alternates=alternates
         )
 
-    def _augmentation(
+    def _augmented(
         self, first: int, batch: int, multi_hot: MultiHot | None = None
-    ) -> Augmentation:
-        pixels = pixel_transforms(
-            self.augment,
-            seed=self.seed,
-            mean=self.data.mean,
-            interpolation=self.data.interpolation,
-        )
+    ) -> dict[str, Any]:
+        """The arguments of a training feed, whose first batch begins at a sample of the stream."""
+        pixels = pixel_transforms(self.augment, seed=self.seed, mean=self.data.mean)
         batches = batch_transforms(
             self.augment, seed=self.seed, rank=self.world.rank, multi_hot=multi_hot
         )
-        return Augmentation(pixels, batches, position=first, global_batch=batch)
+        transforms = {"pixel_transforms": pixels, "batch_transforms": batches}
+        return {**transforms, "position": first, "global_batch": batch}
 
     def _common(self) -> dict[str, Any]:
         return {
@@ -214,22 +204,21 @@ class Feeds:
         return page_locked(loader, self.device) if spec.decode == "cpu" else loader
 
     def _feed_of(
-        self, index: Index, loader: HostBatches, spec: LoaderSpec, augmentation: Augmentation
+        self, index: Index, loader: HostBatches, spec: LoaderSpec, **augmented: Any
     ) -> Feed:
         if spec.decode == "cpu":
-            return self._feed(loader, transfer_to(self.device), augmentation)
-        decoder = decoder_on(self.device, spec.threads)
+            return self._feed(loader, transfer_to(self.device), **augmented)
         size, how = spec.image_size, spec.interpolation
-        transfer = DecodingTransfer(self.device, decoder, size, how=how, locate=index.locate)
-        return self._feed(loader, transfer, augmentation)
+        transfer = DecodingTransfer(self.device, size, how=how, locate=index.locate)
+        return self._feed(loader, transfer, **augmented)
 
-    def _feed(self, batches: HostBatches, transfer: Transfer, augmentation: Augmentation) -> Feed:
+    def _feed(self, batches: HostBatches, transfer: Transfer, **augmented: Any) -> Feed:
         normalise = Normalise(
             self.device,
             mean=self.data.mean,
             std=self.data.std,
             channels_last=self.channels_last,
             # Mixing, erasing and the user's own transform run in float32.
-            dtype=torch.float32 if augmentation.batch_transforms else self.dtype,
+            dtype=torch.float32 if augmented.get("batch_transforms") else self.dtype,
         )
-        return Feed(batches, normalise, transfer, augmentation)
+        return Feed(batches, normalise, transfer, **augmented)

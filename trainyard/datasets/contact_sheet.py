@@ -2,9 +2,11 @@
 
 import io
 import math
+import textwrap
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,15 +16,16 @@ from PIL import Image, ImageDraw, ImageFont
 
 from trainyard.data.decode.decode import BadImageError, open_lazily, whole_image
 from trainyard.data.index.table import Index
+from trainyard.data.reading.ahead import read_ahead
 from trainyard.data.reading.reader import Reader
 from trainyard.data.rng import fold_in, permute
-from trainyard.errors import DataError
 from trainyard.files import atomic_write
 
 Ids = NDArray[np.int64]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 _READ_THREADS = 16  # hide the latency of a network file system
+_READ_SAMPLES = 8  # of a thread at a time
 _PIXELS = 1_600_000  # of a whole sheet, roughly
 _SIDES = 64, 400  # pixels of a tile, from and to
 _GAP, _MARGIN, _HEAD = 14, 24, 64  # pixels
@@ -41,21 +44,24 @@ def random_samples(index: Index, count: int, seed: int, label: int | None = None
 
 def image_sides(index: Index, samples: Ids) -> NDArray[np.int64]:
     """Width and height in pixels, from the headers, of the samples with a readable header."""
-    reader = Reader(index)
+    planned = Reader(index).expect(samples)
     Image.init()  # not in threads: one would miss formats that another is registering
 
-    def sides(sample: int) -> tuple[int, int] | None:
-        try:
-            return open_lazily(reader.read(sample)).size
-        except DataError:
-            raise
-        except Exception:  # unreadable or no image: `data verify` reports it
-            return None
+    def sides(first: int) -> list[tuple[int, int]]:
+        part = slice(first, min(first + _READ_SAMPLES, len(samples)))
+        images, unreadable = planned.stored(part)
+        found = []
+        for position in range(part.stop - first):
+            # Unreadable or no image: `data verify` reports it.
+            with suppress(Exception):
+                if position not in unreadable:
+                    found.append(open_lazily(images.content(position)).size)
+        return found
 
     with warnings.catch_warnings(), ThreadPoolExecutor(_READ_THREADS) as pool:
         warnings.filterwarnings("ignore", module="PIL")
-        found = [size for size in pool.map(sides, samples.tolist()) if size is not None]
-    return np.array(found, np.int64).reshape(-1, 2)
+        parts = pool.map(sides, range(0, len(samples), _READ_SAMPLES))
+        return np.array([size for part in parts for size in part], np.int64).reshape(-1, 2)
 
 
 def save_sheet(path: Path, sheet: Image.Image) -> None:
@@ -79,12 +85,12 @@ def contact_sheet(index: Index, samples: Ids, columns: int, title: Sequence[str]
         font = ImageFont.load_default(size)
         text = shortened(line, font, width - 2 * _MARGIN)
         draw.text((_MARGIN, _MARGIN - 4 + y), text, ink, font)
-    reader = Reader(index)
-    for position, sample in enumerate(samples.tolist()):
+    contents = read_ahead(Reader(index), samples)
+    for position, (sample, content) in enumerate(zip(samples.tolist(), contents, strict=True)):
         row, column = divmod(position, columns)
         left = _MARGIN + column * (style.side + _GAP)
         top = _MARGIN + _HEAD + row * (style.side + style.caption + _GAP)
-        sheet.paste(_tile(index, reader, sample, style), (left, top))
+        sheet.paste(_tile(index, sample, content, style), (left, top))
     return sheet
 
 
@@ -103,13 +109,13 @@ def _style(rows: int, columns: int) -> _Style:
     return _Style(side, 2 * size + 14, name, detail)
 
 
-def _tile(index: Index, reader: Reader, sample: int, style: _Style) -> Image.Image:
+def _tile(index: Index, sample: int, content: bytes | OSError, style: _Style) -> Image.Image:
     tile = Image.new("RGB", (style.side, style.side + style.caption), _PAPER)
     draw = ImageDraw.Draw(tile)
     draw.rectangle((0, 0, style.side - 1, style.side - 1), _GROUND)
     detail = f"#{sample}"
     try:
-        image = _read(reader, sample)
+        image = _decoded(content)
     except (OSError, BadImageError) as error:
         _cross(draw, str(error), style)
     else:
@@ -124,8 +130,9 @@ def _tile(index: Index, reader: Reader, sample: int, style: _Style) -> Image.Ima
     return tile
 
 
-def _read(reader: Reader, sample: int) -> Image.Image:
-    content = reader.read(sample)
+def _decoded(content: bytes | OSError) -> Image.Image:
+    if isinstance(content, OSError):
+        raise content
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
         return whole_image(content)
@@ -148,23 +155,12 @@ def _cross(draw: ImageDraw.ImageDraw, reason: str, style: _Style) -> None:
     draw.line((1, 1, last - 1, last - 1), _RED, 2)
     draw.line((1, last - 1, last - 1, 1), _RED, 2)
     draw.rectangle((0, 0, last, last), outline=_RED, width=2)
-    lines = _wrapped(reason, style.detail, style.side - 16)[:4]
-    text = "\n".join(lines)
+    lines = textwrap.wrap(reason, style.side // 7)[:4]  # a letter is 6 to 7 pixels wide
+    text = "\n".join(shortened(line, style.detail, style.side - 16) for line in lines)
     middle = style.side / 2, style.side / 2
     box = draw.multiline_textbbox(middle, text, style.detail, "mm", align="center")
     draw.rectangle((box[0] - 5, box[1] - 4, box[2] + 5, box[3] + 4), _GROUND)
     draw.multiline_text(middle, text, _RED, style.detail, "mm", align="center")
-
-
-def _wrapped(text: str, font: Font, width: float) -> list[str]:
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and font.getlength(longer) > width:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return [shortened(line, font, width) for line in lines]
 
 
 def shortened(text: str, font: Font, width: float) -> str:

@@ -1,12 +1,13 @@
 """Serves a data set over HTTP by nginx in the foreground, with a configuration of its own.
 
 The configuration holds no path or text of the user's, since nginx's language cannot escape all of
-them. The folder and the TLS files are links in the server's temporary folder.
+them. The folder is a link in the server's temporary folder; the TLS files are copied there.
 """
 
 import base64
 import hashlib
 import os
+import pwd
 import re
 import resource
 import secrets
@@ -17,13 +18,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from trainyard.data import formats
-from trainyard.data.index.splits import all_splits
-from trainyard.data.storage.location import ResolvedLocation, expand_braces, find_place
 from trainyard.errors import DataError, TrainyardError
 from trainyard.parent import signal_without_parent
 
@@ -35,7 +34,7 @@ _FILES = 64  # of each worker, besides a socket and a file for each connection
 
 _CONFIGURATION = """\
 daemon off;
-{user}worker_processes auto;
+worker_processes auto;
 worker_rlimit_nofile {files};
 pid nginx.pid;
 error_log stderr error;
@@ -58,7 +57,6 @@ http {{
         listen {address}:{port}{tls};
         root root;
         disable_symlinks on from=$document_root;
-        autoindex {listing};
 {blocks}\
         if ($request_method !~ ^(GET|HEAD)$) {{ return 405; }}
         location ~ /\\. {{ return 404; }}
@@ -80,27 +78,24 @@ class ServerOptions:
     folder: Path
     host: str = "127.0.0.1"
     port: int = 8765
-    listing: bool = False
-    logins: tuple[str, ...] = ()
-    """NAME:PASSWORD each; if there are any, a login is required."""
+    login: str | None = None
+    """NAME:PASSWORD that clients must give."""
     certificate: Path | None = None
     key: Path | None = None
 
     @property
     def url(self) -> str:
+        """The URL for clients, with NAME:PASSWORD in place of a login."""
         scheme = "https" if self.certificate else "http"
         host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
         host = f"[{host}]" if ":" in host else host
-        login = "NAME:PASSWORD@" if self.logins else ""
-        return f"{scheme}://{login}{host}:{self.port}"
+        return f"{scheme}://{'NAME:PASSWORD@' if self.login else ''}{host}:{self.port}"
 
 
 def check_options(options: ServerOptions) -> None:
-    """DataError for options that nginx would refuse or misinterpret."""
+    """DataError for options that nginx would misinterpret."""
     if not options.folder.is_dir():
         raise DataError(f"{options.folder}: no such folder")
-    if not 1 <= options.port <= 65535:
-        raise DataError(f"--port {options.port}: a port is a number from 1 to 65535")
     if not re.fullmatch(r"[A-Za-z0-9.:-]+", options.host):
         raise DataError(f"--host {options.host!r} is neither an address nor a name")
     if bool(options.certificate) != bool(options.key):
@@ -108,56 +103,9 @@ def check_options(options: ServerOptions) -> None:
     for path in filter(None, (options.certificate, options.key)):
         if not path.is_file():
             raise DataError(f"{path}: no such file")
-    for login in options.logins:
-        name, colon, password = login.partition(":")
-        if not (name and colon and password) or not login.isprintable():
-            raise DataError("a login is NAME:PASSWORD in one line of printable characters")
-
-
-def published(folder: Path) -> dict[str, str]:
-    """The location of each split relative to the folder, as a user of the URL writes it."""
-    found = {}
-    for split, location in all_splits(str(folder)).items():
-        place = find_place(location)
-        if formats.recognise(place) == "folder":
-            raise DataError(
-                f"{location}: a folder of single images is not read over HTTP; make shards of it "
-                "with trainyard data pack"
-            )
-        if place.can_gain:
-            location = place.path(_brace_list(place, formats.scan(place).watched))
-        for name in find_place(location).names:
-            _check_reachable(folder, Path(place.path(name)))
-        found[split] = os.path.relpath(location, folder)
-    return found
-
-
-def _brace_list(place: ResolvedLocation, watched: tuple[str, ...]) -> str:
-    """The watched files as a brace list, `x-{000000..001281}.tar`, by the first and last name."""
-    names = sorted(name for name in watched if os.path.isfile(place.path(name)))
-    first, last = names[0], names[-1]
-    candidates = [first]
-    for digits in re.finditer(r"\d+", first):
-        start, end = digits.span()
-        end_of_last = len(last) - len(first) + end
-        candidates.append(f"{first[:start]}{{{digits[0]}..{last[start:end_of_last]}}}{first[end:]}")
-    for candidate in candidates:
-        with suppress(DataError):  # too many names
-            if expand_braces(candidate) == names:
-                return candidate
-    raise DataError(
-        f"{place.location}: the names of its files do not count up from one to the next, so no URL "
-        "can list them; trainyard data pack writes files that do, and a list of them"
-    )
-
-
-def _check_reachable(folder: Path, path: Path) -> None:
-    inside = Path(os.path.relpath(path, folder))
-    if ".." in inside.parts:
-        raise DataError(f"{path}: lies outside of {folder}")
-    for part in (inside, *inside.parents):
-        if str(part) != "." and (folder / part).is_symlink():
-            raise DataError(f"{folder / part}: is a symbolic link; links are not served")
+    name, _, password = (options.login or "NAME:PASSWORD").partition(":")
+    if not (name and password) or not f"{name}{password}".isprintable():
+        raise DataError("--user is NAME:PASSWORD, of printable characters")
 
 
 def configuration(options: ServerOptions) -> str:
@@ -168,31 +116,31 @@ def configuration(options: ServerOptions) -> str:
         files=files,
         connections=(files - _FILES) // 2,
         head_s=_HEAD_S,
-        # Workers of a root master run as nobody, who may not read private data.
-        user="user root;\n" if os.geteuid() == 0 else "",
         address=f"[{options.host}]" if ":" in options.host else options.host,
         port=options.port,
         tls=" ssl" if options.certificate else "",
-        listing="on" if options.listing else "off",
-        blocks=(_TLS if options.certificate else "") + (_LOGIN if options.logins else ""),
+        blocks=(_TLS if options.certificate else "") + (_LOGIN if options.login else ""),
     )
 
 
 @contextmanager
 def serving(options: ServerOptions) -> Iterator["subprocess.Popen[bytes]"]:
     """Runs nginx until the end of the block, then stops it and deletes its temporary folder."""
-    program = _find_nginx()
     _check_port(options)
     with tempfile.TemporaryDirectory(prefix="trainyard-serve-") as folder:
-        prefix = Path(folder)
-        _fill(prefix, options)
-        command = [*program, "-p", f"{prefix}/", "-c", "nginx.conf"]
-        _check(command)
+        account = _account(options.folder)
+        _fill(Path(folder), options, account)
+        command = [*_find_nginx(), "-p", f"{folder}/", "-c", "nginx.conf"]
+        test = subprocess.run([*command, "-t", "-q"], capture_output=True, text=True, **account)
+        if test.returncode:
+            words = re.findall(r"\[emerg\] (?:\d+#\d+: )?(.*)", test.stderr)
+            raise DataError(f"nginx cannot start: {(words or [test.stderr.strip()])[0]}")
         server = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C reaches this process, which then ends nginx
             preexec_fn=_die_with_parent,
+            **account,
         )
         try:
             _wait_until_it_answers(server, options)
@@ -202,15 +150,43 @@ def serving(options: ServerOptions) -> Iterator["subprocess.Popen[bytes]"]:
             server.wait()
 
 
-def _fill(prefix: Path, options: ServerOptions) -> None:
+def _check_port(options: ServerOptions) -> None:
+    """DataError if the server cannot listen at this host and port."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    try:
+        socket.create_server((options.host, options.port), family=family).close()
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise DataError(f"--host {options.host} --port {options.port}: {why}") from None
+
+
+def _account(folder: Path) -> dict[str, Any]:
+    """Root runs nginx as the owner of the data, or as nobody: it is on a network."""
+    if os.geteuid() != 0:
+        return {}
+    owner = folder.stat().st_uid
+    entry = pwd.getpwuid(owner) if owner else pwd.getpwnam("nobody")
+    account: dict[str, Any] = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+    if subprocess.run(["test", "-x", folder], **account).returncode:
+        raise DataError(
+            f"{folder}: cannot be read by {entry.pw_name}, who runs nginx for root: be another "
+            "user, or let others read it"
+        )
+    return account
+
+
+def _fill(prefix: Path, options: ServerOptions, account: dict[str, Any]) -> None:
     (prefix / "nginx.conf").write_text(configuration(options))
     (prefix / "root").symlink_to(options.folder.resolve())
-    if options.certificate and options.key:
-        (prefix / "certificate.pem").symlink_to(options.certificate.resolve())
-        (prefix / "key.pem").symlink_to(options.key.resolve())
-    if options.logins:
+    for name, path in (("certificate.pem", options.certificate), ("key.pem", options.key)):
+        if path is not None:  # a copy, since root's own file is not for whom nginx runs as
+            (prefix / name).touch(mode=0o600)
+            (prefix / name).write_bytes(path.read_bytes())
+    if options.login:
         (prefix / "users").touch(mode=0o600)
-        (prefix / "users").write_text("".join(map(_user_line, options.logins)))
+        (prefix / "users").write_text(_user_line(options.login))
+    for path in (prefix, *prefix.iterdir()) if account else ():
+        os.chown(path, account["user"], account["group"], follow_symlinks=False)
 
 
 def _user_line(login: str) -> str:
@@ -229,30 +205,6 @@ def _find_nginx() -> list[str]:
     version = tuple(map(int, re.findall(r"\d+", said)[:3]))
     # Older versions only warn that they cannot write to the system's log.
     return [path, "-e", "stderr"] if version >= (1, 19, 5) else [path]
-
-
-def _check_port(options: ServerOptions) -> None:
-    """DataError if the server cannot listen at this host and port."""
-    where = f"--host {options.host} --port {options.port}"
-    try:
-        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((options.host, options.port))
-            probe.listen()
-    except PermissionError:
-        raise DataError(f"{where}: ports below 1024 are for root; choose a higher one") from None
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise DataError(f"{where}: {why}; choose another host or port") from None
-
-
-def _check(command: list[str]) -> None:
-    """DataError with nginx's own message if it rejects its input, say a broken key."""
-    test = subprocess.run([*command, "-t", "-q"], capture_output=True, text=True)
-    if test.returncode:
-        words = re.findall(r"\[emerg\] (?:\d+#\d+: )?(.*)", test.stderr) or [test.stderr.strip()]
-        raise DataError(f"nginx cannot start: {words[0]}")
 
 
 def _wait_until_it_answers(server: "subprocess.Popen[bytes]", options: ServerOptions) -> None:

@@ -34,11 +34,6 @@ def server(host: str, port: int, *, for_others: bool) -> socket.socket:
     except OSError as error:
         if error.errno != errno.EADDRNOTAVAIL:
             raise
-    return server_for_all(port)
-
-
-def server_for_all(port: int) -> socket.socket:
-    """Listens at all addresses of the machine."""
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     return socket.create_server(("", port), family=family, backlog=_WAITING, dualstack_ipv6=dual)

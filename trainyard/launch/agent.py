@@ -32,10 +32,11 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 from trainyard.distributed.interfaces import free_port
 from trainyard.distributed.launcher_variables import whole
-from trainyard.errors import STOPS, DivergedError, InputError, Requeued, TrainyardError
+from trainyard.errors import STOPS, InputError, Requeued, TrainyardError
 from trainyard.launch.exit_codes import (
     GRACE_S,
     LEFT,
+    MISTAKES,
     NOTICE_S,
     code_after,
     describe,
@@ -49,7 +50,7 @@ from trainyard.launch.job import Say
 from trainyard.launch.signals import handling
 from trainyard.parent import LAUNCHER
 
-OVER = (0, InputError.exit_code, DivergedError.exit_code)
+OVER = (0, *MISTAKES)
 """Exit codes after which a run need not start again: done, a mistake, diverged."""
 
 _RUN = "trainyard"

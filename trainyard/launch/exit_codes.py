@@ -21,6 +21,9 @@ GRACE_S = 300
 NOTICE_S = 2
 """Seconds for ranks to notice a lost rank by themselves: their own message says more."""
 
+MISTAKES = (InputError.exit_code, DivergedError.exit_code)
+"""Exit codes of failures that recur: wrong input, diverged."""
+
 LEFT = 128 + signal.SIGTERM
 """The exit code of an agent that was told to end, while others go on."""
 
@@ -44,7 +47,7 @@ def is_stop(code: int) -> bool:
 
 def is_final(code: int) -> bool:
     """True if a restart cannot help or is not wanted."""
-    return is_stop(code) or code in (InputError.exit_code, DivergedError.exit_code)
+    return is_stop(code) or code in MISTAKES
 
 
 def first_cause(codes: dict[int, int]) -> tuple[int, int]:

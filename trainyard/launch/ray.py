@@ -1,50 +1,48 @@
-"""Ranks on nodes of a Ray cluster, with an actor on each that runs an agent (see agent.py).
+"""Ranks on nodes of a Ray cluster, by Ray Train, which starts them again after failures.
 
-The agent is a process of its own, so that its ranks are not children of the actor: Ray kills an
-actor's children without warning when it ends the actor.
+Ray Train has a worker on each node, which runs the node's agent (see ray_nodes.py). A mistake of
+the user's is returned by the workers, not raised, so that Ray Train does not start again.
 """
 
-import json
+import math
 import os
-import queue
-import re
 import signal
 import socket
-import subprocess
-import sys
+import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
-from trainyard.children import SAFE_PATH
-from trainyard.distributed.interfaces import free_port
-from trainyard.errors import InputError, TrainyardError
+from trainyard.errors import STOPS, InputError, Stopped, TrainyardError
 from trainyard.installation import install_hint
-from trainyard.launch.events import Events, Gone, answers, event_of, forget, passing_signals, pause
-from trainyard.launch.host_agent import PING_S
-from trainyard.launch.job import Job, Say, passed_on
-from trainyard.launch.output import Printer
-from trainyard.launch.preflight import as_text, differences, installed
-from trainyard.launch.ranks import Share, shares_of
-from trainyard.launch.supervisor import Host, HostsGone, Policy, supervise
-from trainyard.world import began_with, usable_cores
+from trainyard.launch.exit_codes import (
+    GRACE_S,
+    MISTAKES,
+    first_cause,
+    is_stop,
+    killed,
+    meaning_of,
+)
+from trainyard.launch.job import Job, passed_on
+from trainyard.launch.output import take_any_text
+from trainyard.launch.signals import handling, stopped_by
+from trainyard.world import usable_cores
 
 _CONNECT_S = 10
-_ANSWER_S = 60  # for an actor and its agent to start, with Python on a slow file system
 _LOOK_S = 0.2
-_PATIENCE_S = 2.0  # before the first message about waiting
+_LEAVE_S = 10.0  # for Ray Train to return the nodes; else it holds them for some minutes
+_KILL_S = 5.0  # after a second Ctrl-C
 _STORE_BYTES = 100_000_000  # the store stays empty; Ray's minimum is about 80 MB
-_CONCURRENT = 4  # calls of a Node, of which one waits for messages
-_CAUSES = {
-    "its node has died": "its node has died",
-    "its worker process has died": "its actor was killed",
-    "is unavailable": "it is not reached",
+_VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # avoids a warning
+    "RAY_DEDUP_LOGS": "0",  # nodes may print the same, and each line counts
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # a worker stays in the working directory
 }
-_ERROR = re.compile(r"\s*\w*Error: ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +51,15 @@ class RayOptions:
     """host:port, or "local" for a new cluster on this machine. None: a running one, else a new one.
     """
     nodes: int = 1
+    min_nodes: int | None = None
+    """The run goes on with so many nodes; all, if not given."""
     ranks: int | None = None
     """Ranks per node; by default one per GPU, or one."""
     gpus: int | None = None
     """GPUs per node; by default as many as the nodes have, if `ranks` is not given."""
     cpus: int = 1
     """CPUs per rank."""
-    wait_s: float = 300
-    """Seconds to wait for busy resources, or for a lost node to be back."""
+    restarts: int = 0
     environment: Mapping[str, Any] = field(default_factory=dict)
     """Ray's runtime environment."""
     is_json: bool = False
@@ -71,38 +70,120 @@ class RayOptions:
         return None if "working_dir" in self.environment else os.getcwd()
 
 
-def launch_ray(job: Job, options: RayOptions, policy: Policy, say: Say) -> int:
+def launch_ray(job: Job, options: RayOptions) -> int:
     """Run a job on nodes of Ray. Returns the exit code of the run.
 
-    InputError if there is no such cluster, or its nodes are too few or lack something.
+    Signals that end a run are passed on to the ranks, which save a checkpoint first. InputError if
+    there is no such cluster, or its nodes are too few; TrainyardError if a rank was killed, a node
+    lost more often than `restarts`, or ranks could not save after a signal.
     """
-    events = Events()
-    with (
-        connected(options),
-        passing_signals(events),
-        _placed(job.command, options, events, say) as cluster,
-    ):
-        printer = Printer(cluster.hosts, as_they_are=options.is_json)
-        return supervise(
-            cluster,
-            events,
-            policy,
-            show=lambda host, line: printer.line(host, line.text, is_error=line.is_error),
-            say=say,
-        )
+    with connected(options, has_output=True):
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from trainyard.launch.ray_nodes import Board
+
+        take_any_text()
+        bundle = _bundle(options)
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        board = ray.remote(num_cpus=0, scheduling_strategy=here)(Board).remote()
+        signals: list[int] = []
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            handling(STOPS, lambda number, frame: signals.append(number)),
+        ):
+            trainer = _trainer(job, options, bundle, board=board, folder=folder)
+            return _await_end(trainer, board, signals)
+
+
+def _trainer(
+    job: Job, options: RayOptions, bundle: Mapping[str, int], *, board: Any, folder: str
+) -> Any:
+    """Ray Train's trainer; it has nothing to keep in its `folder`."""
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+
+    from trainyard.launch.ray_nodes import Attempts, Trainer, run_node
+
+    what, *arguments = job.arguments
+    nodes, fewest = options.nodes, options.min_nodes or options.nodes
+    has_gpus = "GPU" in bundle
+    return Trainer(
+        run_node,
+        train_loop_config={
+            "board": board,
+            "words": ["launch", "agent", *arguments, "--ray", *["--doctor"] * (what == "doctor")],
+            "folder": options.folder,
+            "ranks": options.ranks or bundle.get("GPU", 0) or 1,
+            # Hides GPUs that were not reserved.
+            "variables": passed_on(os.environ) | ({} if has_gpus else {"CUDA_VISIBLE_DEVICES": ""}),
+        },
+        backend_config=Attempts(board),
+        scaling_config=ScalingConfig(
+            num_workers=nodes if fewest == nodes else (fewest, nodes),
+            use_gpu=has_gpus,
+            resources_per_worker=dict(bundle),
+            placement_strategy="SPREAD",
+        ),
+        run_config=RunConfig(
+            storage_path=folder, failure_config=FailureConfig(max_failures=options.restarts)
+        ),
+    )
+
+
+def _await_end(trainer: Any, board: Any, signals: list[int]) -> int:
+    """Run until the end. Returns the exit code. `signals` grows with each signal that arrives."""
+    import ray
+
+    failures: list[str] = []
+    # In the main thread Ray Train would handle Ctrl-C, without a checkpoint.
+    fit = threading.Thread(target=_fit, args=(trainer, failures), daemon=True)
+    fit.start()
+    passed, give_up_at = 0, math.inf
+    while fit.is_alive() and time.monotonic() < give_up_at:
+        fit.join(_LOOK_S)
+        for number in signals[passed:]:
+            ray.get(board.signal.remote(number))
+            is_impatient = passed and number == signal.SIGINT
+            give_up_at = time.monotonic() + (_KILL_S if is_impatient else GRACE_S)
+            passed += 1
+        if passed and not ray.get(board.is_running.remote()):
+            give_up_at = min(give_up_at, time.monotonic() + _LEAVE_S)
+    codes = ray.get(board.codes.remote())
+    if passed:
+        return _code_after(signals[passed - 1], codes)
+    _, code = first_cause(codes) if codes else (0, 0)
+    if failures and code not in MISTAKES:  # nodes that are left may have saved
+        code = TrainyardError.exit_code if is_stop(code) else code
+        raise killed(f"no restart is left: {failures[0]}", code)
+    return meaning_of(code)
+
+
+def _fit(trainer: Any, failures: list[str]) -> None:
+    try:
+        trainer.fit()
+    except Exception as error:  # Ray's own, or one of a worker's
+        failures.append(f"{error}".strip().splitlines()[-1])
+
+
+def _code_after(number: int, codes: dict[int, int]) -> int:
+    node, code = first_cause(codes) if codes else (0, Stopped.exit_code)
+    if not is_stop(code):
+        raise killed(f"stopped, but not saved: see the output of node {node}", code)
+    return stopped_by(number).exit_code if code else 0
 
 
 # --- the connection to Ray ---
 
 
 @contextmanager
-def connected(options: RayOptions) -> Iterator[None]:
+def connected(options: RayOptions, *, has_output: bool = False) -> Iterator[None]:
     """Inside, Ray is connected to a cluster; one that is started here ends with it.
 
+    `has_output`: Ray prints what its workers print, with the worker in front, unless it is JSON.
     InputError if there is no such cluster, or Ray is not installed.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # avoids a warning
+    for name, text in _VARIABLES.items():
+        os.environ.setdefault(name, text)
     try:
         import ray
     except ImportError:
@@ -113,11 +194,11 @@ def connected(options: RayOptions) -> Iterator[None]:
     _check_answer(address)
     try:
         try:
-            _join(address, options)
+            _join(address, options, has_output=has_output)
         except ConnectionError:
             if given:
                 raise
-            _join("local", options)
+            _join("local", options, has_output=has_output)
         yield
     except (ConnectionError, RuntimeError, ValueError) as error:
         if ray.is_initialized():
@@ -142,7 +223,7 @@ def _check_answer(address: str) -> None:
         ) from None
 
 
-def _join(address: str, options: RayOptions) -> None:
+def _join(address: str, options: RayOptions, *, has_output: bool) -> None:
     import ray
 
     more: dict[str, Any] = {}
@@ -154,29 +235,18 @@ def _join(address: str, options: RayOptions) -> None:
             "object_store_memory": _STORE_BYTES,
             "_node_ip_address": "127.0.0.1",
         }
-    environment = dict(options.environment)
-    ray.init(address, log_to_driver=False, logging_level="ERROR", runtime_env=environment, **more)
+    if options.is_json:
+        more["logging_config"] = ray.LoggingConfig()  # no prefix, so that programs read the lines
+    ray.init(
+        address,
+        log_to_driver=has_output,
+        logging_level="ERROR",
+        runtime_env=dict(options.environment),
+        **more,
+    )
 
 
 # --- the nodes ---
-
-
-@contextmanager
-def _placed(
-    command: Sequence[str], options: RayOptions, events: Events, say: Say
-) -> "Iterator[RayCluster]":
-    """The requested number of nodes, released at the end."""
-    from ray.util import placement_group, remove_placement_group
-
-    bundle = _bundle(options)
-    group = placement_group([bundle] * options.nodes, strategy="STRICT_SPREAD")
-    cluster = RayCluster(command, options, events, say=say, group=group)
-    try:
-        cluster.check()
-        yield cluster
-    finally:
-        cluster.leave_out(dict.fromkeys(cluster.hosts, ""))
-        remove_placement_group(group)
 
 
 def _bundle(options: RayOptions) -> dict[str, int]:
@@ -205,243 +275,3 @@ def _bundle(options: RayOptions) -> dict[str, int]:
 def _words(resources: Mapping[str, float]) -> str:
     cpus, gpus = (int(resources.get(name, 0)) for name in ("CPU", "GPU"))
     return f"{cpus} CPU{'s' * (cpus != 1)}, {gpus} GPU{'s' * (gpus != 1)}"
-
-
-class RayCluster:
-    """Ray nodes with an actor on each."""
-
-    def __init__(
-        self, command: Sequence[str], options: RayOptions, events: Events, *, say: Say, group: Any
-    ) -> None:
-        self._command, self._options, self._events = command, options, events
-        self._say, self._group = say, group
-        self._taken: dict[int, RayHost] = {}  # by bundle index
-
-    @property
-    def hosts(self) -> Mapping[str, Host]:
-        return {host.name: host for _, host in sorted(self._taken.items())}
-
-    def check(self) -> None:
-        """Start an actor on each node. InputError, with a line for each node that is not ready."""
-        problems = self._take(range(self._options.nodes))
-        if problems:
-            raise InputError(as_text(problems, self._options.nodes))
-
-    def shares(self) -> dict[str, Share]:
-        gone = {host.name: host.gone for host in self._taken.values() if host.gone}
-        if gone:
-            raise HostsGone(gone)
-        first = self._taken[min(self._taken)]
-        gpus = int(self._group.bundle_specs[0].get("GPU", 0))
-        own = {} if gpus else {"CUDA_VISIBLE_DEVICES": ""}  # hides GPUs that were not reserved
-        return shares_of(
-            self._command,
-            dict.fromkeys(self.hosts, self._options.ranks or gpus or 1),
-            address=first.address,
-            port=first.free_port(),
-            variables=passed_on(os.environ) | own,
-        )
-
-    def leave_out(self, gone: Mapping[str, str]) -> None:
-        for number, host in list(self._taken.items()):
-            if host.name in gone:
-                host.close()
-                del self._taken[number]
-
-    def bring_back(self, gone: Mapping[str, str]) -> None:
-        """Waits for these nodes or for replacements."""
-        numbers = [number for number, host in self._taken.items() if host.name in gone]
-        self.leave_out(gone)
-        forget(self._events)
-        deadline = time.monotonic() + _ANSWER_S
-        while True:
-            try:
-                problems = self._take(numbers)
-                break
-            except InputError:  # Ray takes a while to notice that a node has died
-                if time.monotonic() > deadline:
-                    raise
-                pause(self._events, _LOOK_S)
-        if problems:
-            raise HostsGone(problems)
-
-    def _take(self, numbers: Sequence[int]) -> Mapping[str, str]:
-        """Start an actor for each of these bundles. Returns the problems of those not ready."""
-        for number, (actor, node) in self._actors(numbers).items():
-            address = node["NodeManagerAddress"]
-            self._taken[number] = RayHost(actor, _name(node), address, self._events)
-        new = [self._taken[number].name for number in numbers]
-        facts, problems = answers(self._events, new, _ANSWER_S)
-        return problems | differences(facts, installed())
-
-    def _actors(self, numbers: Sequence[int]) -> dict[int, tuple[Any, dict[str, Any]]]:
-        """An actor for each of these bundles, and Ray's record of its node."""
-        import ray
-        from ray.exceptions import RayError
-
-        actors = {number: self._actor(number) for number in numbers}
-        calls = {number: actor.node.remote() for number, actor in actors.items()}
-        self._await(list(calls.values()))
-        nodes = {node["NodeID"]: node for node in ray.nodes()}
-        try:
-            return {number: (actors[number], nodes[ray.get(calls[number])]) for number in numbers}
-        except RayError as error:
-            for actor in actors.values():
-                ray.kill(actor)
-            raise InputError(f"a node of Ray is not ready: {why_lost(error)}") from None
-
-    def _actor(self, number: int) -> Any:
-        import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        bundle = self._group.bundle_specs[number]
-        kind = ray.remote(max_concurrency=_CONCURRENT)(Node).options(
-            num_cpus=bundle["CPU"],
-            num_gpus=bundle.get("GPU", 0),
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                self._group, placement_group_bundle_index=number
-            ),
-        )
-        return kind.remote(self._options.folder)
-
-    def _await(self, calls: list[Any]) -> None:
-        """Wait until Ray has finished these calls. Raises Stopped if a signal arrives."""
-        import ray
-        from ray.util import placement_group_table
-
-        wait_s, began, has_said = self._options.wait_s, time.monotonic(), False
-        what = f"{len(calls)} x ({_words(self._group.bundle_specs[0])}), each on a node of its own"
-        while ray.wait(calls, num_returns=len(calls), timeout=0)[1]:
-            pause(self._events, _LOOK_S)
-            waited_s = time.monotonic() - began
-            if waited_s > wait_s:
-                raise TrainyardError(f"Ray has had no {what}, free within {wait_s:.0f} s")
-            is_late = waited_s > _PATIENCE_S and not has_said
-            if is_late and placement_group_table(self._group)["state"] != "CREATED":
-                has_said = True
-                self._say(f"waiting for Ray to have {what}, free")
-
-
-def _name(node: Mapping[str, Any]) -> str:
-    """The node's host name; its address if several nodes share that name."""
-    import ray
-
-    host = str(node["NodeManagerHostname"])
-    same = [each for each in ray.nodes() if each["Alive"] and each["NodeManagerHostname"] == host]
-    return host if len(same) == 1 else str(node["NodeManagerAddress"])
-
-
-class RayHost:
-    """A node through its actor: messages of the agent become events.
-
-    The first event is an Answer with the installed versions. If the node is lost, the last is Gone.
-    """
-
-    def __init__(self, actor: Any, name: str, address: str, events: Events) -> None:
-        self.name, self.address, self.gone = name, address, ""
-        self._actor, self._events, self._is_closed = actor, events, False
-        self._thread = threading.Thread(target=self._listen)
-        self._thread.start()
-
-    def start(self, share: Share) -> None:
-        self._actor.order.remote({"do": "start", "share": asdict(share)})
-
-    def signal(self, number: int) -> None:
-        self._actor.order.remote({"do": "signal", "number": int(number)})
-
-    def free_port(self) -> int:
-        import ray
-        from ray.exceptions import RayError
-
-        try:
-            return int(ray.get(self._actor.free_port.remote()))
-        except RayError as error:
-            raise HostsGone({self.name: why_lost(error)}) from None
-
-    def close(self) -> None:
-        """End the actor; its remaining ranks save and end too."""
-        import ray
-
-        self._is_closed = True
-        ray.kill(self._actor)
-        self._thread.join()
-
-    def _listen(self) -> None:
-        import ray
-        from ray.exceptions import RayError
-
-        why = "its agent has ended"
-        try:
-            while messages := ray.get(self._actor.messages.remote()):
-                for message in messages:
-                    if (event := event_of(message, self.name)) is not None:
-                        self._events.put(event)
-        except RayError as error:
-            why = why_lost(error)
-        if not self._is_closed:
-            self.gone = why
-            self._events.put(Gone(self.name, why))
-
-
-def why_lost(error: Exception) -> str:
-    """A short form of Ray's long message about an actor that is lost or could not start."""
-    text = str(error)
-    known = (short for words, short in _CAUSES.items() if words in text)
-    errors = [line for line in text.splitlines() if _ERROR.match(line)]
-    return next(known, (errors or text.splitlines() or ["lost"])[-1].strip())
-
-
-class Node:
-    """The actor: passes orders to the agent and its messages back."""
-
-    def __init__(self, folder: str | None) -> None:
-        """`folder`: the working directory; None keeps the one that Ray made."""
-        if folder is not None:
-            os.chdir(folder)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray blocks SIGINT, and children inherit it
-        if "OMP_NUM_THREADS" not in began_with(os.getpid()):  # Ray's: the CPUs of all ranks here
-            os.environ.pop("OMP_NUM_THREADS", None)
-        self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # one order at a time
-        self._agent = subprocess.Popen(
-            [sys.executable, *SAFE_PATH, "-m", "trainyard.launch.host_agent"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        for work in (self._ping, self._listen):
-            threading.Thread(target=work, daemon=True).start()
-
-    def node(self) -> str:
-        """Ray's id of this node."""
-        import ray
-
-        return str(ray.get_runtime_context().get_node_id())
-
-    def free_port(self) -> int:
-        return free_port()
-
-    def order(self, order: dict[str, Any]) -> None:
-        if order["do"] == "start":  # runs Ray's Python on this node
-            order["share"]["command"] = (sys.executable, *order["share"]["command"][1:])
-        assert self._agent.stdin
-        with self._lock, suppress(OSError):
-            self._agent.stdin.write(json.dumps(order).encode() + b"\n")
-            self._agent.stdin.flush()
-
-    def messages(self) -> list[dict[str, Any]]:
-        """The agent's next messages; waits for at least one. Empty once the agent has ended."""
-        messages = [self._messages.get()]
-        while not self._messages.empty():
-            messages.append(self._messages.get())
-        return [message for message in messages if message is not None]
-
-    def _listen(self) -> None:
-        assert self._agent.stdout
-        for line in self._agent.stdout:
-            self._messages.put(json.loads(line))
-        self._messages.put(None)
-
-    def _ping(self) -> None:
-        while self._agent.poll() is None:
-            self.order({"do": "ping"})
-            time.sleep(PING_S)

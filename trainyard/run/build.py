@@ -17,12 +17,12 @@ from trainyard.averaging.sharded import Sharded
 from trainyard.averaging.topology import KEY as TOPOLOGY
 from trainyard.config import RunConfig
 from trainyard.course import Course, build_course, stage_size
+from trainyard.data.augment.extra import check_extra
 from trainyard.data.device import gpu_decode
 from trainyard.data.feeds import Feeds
 from trainyard.data.index.table import Index
 from trainyard.data.open_datasets import Datasets, open_datasets
 from trainyard.data.stream.shards import Stream
-from trainyard.data.transforms.extra import check_extra
 from trainyard.distributed import Heartbeat, discover
 from trainyard.errors import InputError, RecipeError
 from trainyard.image_size import height_width, num_pixels

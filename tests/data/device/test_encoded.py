@@ -1,6 +1,7 @@
 """Slots of encoded images: what a loader process leaves to a GPU, and what it does itself."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from trainyard.data.decode.decode import decode_batch
 from trainyard.data.loader import encoded_batch as module
 from trainyard.data.loader.encoded_batch import ENTRY, JPEG, NOTHING, PIXELS, put_encoded, stretches
 from trainyard.data.storage.encoded import EncodedSpans, in_memory
+from trainyard.data.storage.source import LocalFile
 
 SIZE = 32
 CROP = RandomResizedCrop(seed=3, scale=(0.2, 1.0), ratio=(0.8, 1.25), flip=0.5)
@@ -102,15 +104,13 @@ def test_of_bad_images_nothing_is_there_and_the_reason_is_told() -> None:
     assert (bad[0], bad[2]) == ("the file is empty", "not an image")
 
 
-def test_an_image_that_cannot_be_read_is_bad() -> None:
-    def reread(position: int) -> bytes:
-        if position == 1:
-            raise OSError("a bad disk")
-        return PHOTOGRAPHS[position]
-
-    entries, _, bad = put(in_memory(PHOTOGRAPHS)._replace(reread=reread), 3)
+def test_an_image_that_cannot_be_read_is_bad(tmp_path: Path) -> None:
+    (tmp_path / "cut").write_bytes(PHOTOGRAPHS[1][:50])
+    where = in_memory(PHOTOGRAPHS)[1:]
+    sources = PHOTOGRAPHS[0], LocalFile(str(tmp_path / "cut")), PHOTOGRAPHS[2]
+    entries, _, bad = put(EncodedSpans(sources, *where), 3)
     assert entries["kind"].tolist() == [JPEG, NOTHING, JPEG]
-    assert bad == {1: "a bad disk"}
+    assert bad == {1: f"{tmp_path / 'cut'} is truncated or has changed since it was indexed"}
 
 
 def test_a_stretch_holds_an_entry_and_what_follows() -> None:

@@ -9,6 +9,7 @@ from PIL import Image
 
 from tests.data.native.decoder import PATHS, Pixels, decode
 from trainyard.data._native import core
+from trainyard.data.storage.encoded import in_memory
 
 pytestmark = pytest.mark.skipif(core is None, reason="the extension is not built")
 Box = tuple[int, int, int, int]
@@ -56,8 +57,7 @@ def decoded(content: bytes, box: Box, path: str, table: bytes | None = None) -> 
     """A box at a size of 20 x 24 pixels, and its status."""
     seek: dict[str, Any] = {}
     if table is not None:
-        ends = np.array([len(table) // core.SEEK_ENTRY])
-        seek = {"seek": table, "seek_begins": np.zeros(1, np.int64), "seek_ends": ends}
+        seek["seek"] = in_memory([table])
     return decode(content, box, (20, 24), path, **seek)
 
 

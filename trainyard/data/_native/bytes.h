@@ -15,7 +15,7 @@ typedef enum {
     DAMAGED = 2,  /* not what its header promises, or cut short */
     NO_MEMORY = 3,
     BAD_BOX = 4,   /* the box does not lie in the image */
-    UNREADABLE = 5 /* its file was cut short, or the disk failed, while it was being read */
+    UNREADABLE = 5 /* its file has been cut short, or the disk fails */
 } Status;
 
 #define LIKELY(x) __builtin_expect(!!(x), 1)

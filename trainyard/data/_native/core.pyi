@@ -1,14 +1,19 @@
 """The Python interface of the C extension. All arrays are C-contiguous; the interpreter lock is
-released while images are decoded or files are read. Only scratch memory is kept between calls, so
-a Decoder belongs to one thread at a time (RuntimeError otherwise)."""
+released while images are read or decoded. Only scratch memory is kept between calls, so a
+Decoder belongs to one thread at a time (RuntimeError otherwise)."""
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import typing_extensions
 from numpy.typing import NDArray
 
 Buffer: TypeAlias = typing_extensions.Buffer | NDArray[Any]
+
+class File(Protocol):
+    """An open local file."""
+
+    def fileno(self) -> int: ...
 
 paths: tuple[str, ...]
 """The code paths that this machine can run, the best first: ("avx2", "plain") for instance."""
@@ -30,22 +35,25 @@ class Decoder:
 
     def sizes(
         self,
-        buffers: Sequence[Buffer],
-        which: Buffer,  # int64[n]: image i lies in buffers[which[i]] ...
+        sources: Sequence[Buffer | File],
+        which: Buffer,  # int64[n]: image i lies in sources[which[i]] ...
         offsets: Buffer,  # int64[n]: ... at this byte ...
         lengths: Buffer,  # int64[n]: ... and has this length in bytes
         out_sizes: Buffer,  # int64[n, 2], width and height; 1 x 1 where the status is not OK
         out_status: Buffer,  # uint8[n]
     ) -> None:
-        """The size of each image from its header. ValueError for spans outside a buffer."""
+        """The size of each image from its header. ValueError for spans outside a buffer.
+
+        An image in a file that is cut short, or cannot be read, is UNREADABLE, here and below.
+        """
 
     def decode(
         self,
-        buffers: Sequence[Buffer],
+        sources: Sequence[Buffer | File],
         which: Buffer,
         offsets: Buffer,
         lengths: Buffer,
-        boxes: Buffer,  # float64[n, 4]: left, top, right, bottom
+        boxes: Buffer,  # float64[n, 4]: left, top, right, bottom; filled in by `drawn` or `central`
         flips: Buffer,  # bool[n]
         out: Buffer,  # uint8[n, height, width, channels], or [n, channels, height, width] if planar
         out_status: Buffer,  # uint8[n], read first: only images whose status is OK are decoded
@@ -55,10 +63,12 @@ class Decoder:
         bicubic: bool = False,
         beyond: bool = False,  # pixels around a box count: resize, then crop
         planar: bool = False,
-        seek: Buffer | None = None,  # entries of many images
-        seek_begins: Buffer | None = None,  # int64[n]: entries [begin, end) are those of image i
-        seek_ends: Buffer | None = None,
+        seek: tuple[Sequence[Buffer | File], Buffer, Buffer, Buffer] | None = None,
+        # the seek table of each image, in the form of the first arguments; may be empty
         channels: int = 3,  # 3: RGB; 1: luma, which is NOT_OURS for a record of pixels
+        drawn: Buffer = ...,  # float64[n, 22], see RandomCropParameters
+        ratio: tuple[float, float] = ...,  # its least and greatest
+        central: tuple[int, int, int, int] = ...,  # width and height of a CentralCrop, and covered
     ) -> None:
         """Decodes, resizes (antialiased) and flips a box of each image into its place in `out`.
 
@@ -87,15 +97,13 @@ def read_files(
 ) -> None:
     """Reads whole files, each by one call."""
 
-def will_need(buffers: Sequence[Buffer], which: Buffer, offsets: Buffer, lengths: Buffer) -> None:
-    """Asks the system to read spans of memory-mapped files ahead."""
-
-def touch(buffers: Sequence[Buffer], which: Buffer, offsets: Buffer, lengths: Buffer) -> None:
-    """Reads a byte of each span of memory-mapped files, up to the first that is not in memory,
-    which causes a major page fault of this process."""
+def will_need(
+    sources: Sequence[Buffer | File], which: Buffer, offsets: Buffer, lengths: Buffer
+) -> None:
+    """Asks the system to read those images ahead that lie in files and not in memory yet."""
 
 def unpack_snappy(
-    buffers: Sequence[Buffer],
+    sources: Sequence[Buffer | File],
     which: Buffer,
     offsets: Buffer,
     lengths: Buffer,
@@ -107,17 +115,4 @@ def unpack_snappy(
     """Unpacks spans of Snappy streams. A span with a negative start gives so many bytes before."""
 
 def permute(positions: Buffer, keys: Buffer, size: int, out: Buffer) -> None:
-    """`permute` of keyed.py, for int64[n] and uint64[n]; ValueError for a position outside."""
-
-def random_boxes(
-    sizes: Buffer,  # int64[n, 2], width and height
-    drawn: Buffer,  # float64[n, 22], see RandomDraws
-    least_ratio: float,
-    greatest_ratio: float,
-    out_boxes: Buffer,  # float64[n, 4]: left, top, right, bottom
-) -> None:
-    """Random crops of images of these sizes, bit-equal to those without the extension."""
-
-def guard_bus_errors() -> None:
-    """Turns unreadable pages of mapped files into an image's error (UNREADABLE) instead of the
-    process's death by SIGBUS, from now on. For the loader process only."""
+    """`permute` of rng.py, for int64[n] and uint64[n]; ValueError for a position outside."""

@@ -1,23 +1,17 @@
-/* Files: read whole, hinted at, and what happens when a mapped one cannot be read. */
-#define _GNU_SOURCE /* madvise, POSIX, BUS_MCEERR_AR, RUSAGE_THREAD */
+/* Files: read whole or by spans, and hinted at. */
+#define _GNU_SOURCE /* POSIX, syscall, RWF_NOWAIT */
 #include "files.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
-#ifndef RUSAGE_THREAD /* macOS: faults of other threads count too, so less seems to be in memory */
-#define RUSAGE_THREAD RUSAGE_SELF
+#ifndef RWF_NOWAIT
+#define RWF_NOWAIT 8
 #endif
-#ifndef BUS_MCEERR_AR
-#define BUS_MCEERR_AR BUS_ADRERR
-#endif
-
-/* --- read whole --- */
 
 #define OTHER_LENGTH (-1) /* in place of an errno */
 
@@ -35,21 +29,28 @@ bool files_fit(const FilesToRead *files) {
     return true;
 }
 
+int read_span(int file, uint8_t *to, int64_t size, int64_t begin) {
+    for (int64_t done = 0; done < size;) { /* 2 GiB at a time */
+        ssize_t count = pread(file, to + done, (size_t)(size - done), begin + done);
+        if (count < 0 && errno != EINTR)
+            return errno;
+        if (count == 0)
+            return OTHER_LENGTH;
+        done += count > 0 ? count : 0;
+    }
+    return 0;
+}
+
 /* All of an open file, which has `size` bytes; 0, or why not.
 
    Whether it ends there is found by reading on: fstat would need glibc 2.33. */
 static int read_whole(int file, uint8_t *to, int64_t size) {
     uint8_t beyond; /* a byte that should not be there */
-    int64_t done = 0;
-    for (;;) {
-        int64_t rest = size - done; /* 2 GiB at a time */
-        ssize_t count = read(file, rest ? to + done : &beyond, rest ? (size_t)rest : 1);
-        if (count < 0 && errno != EINTR)
-            return errno;
-        if (count == 0 || (count > 0 && rest == 0))
-            return count == 0 && rest == 0 ? 0 : OTHER_LENGTH;
-        done += count > 0 ? count : 0;
-    }
+    int error = read_span(file, to, size, 0);
+    if (error)
+        return error;
+    int end = read_span(file, &beyond, 1, size);
+    return end == OTHER_LENGTH ? 0 : end ? end : OTHER_LENGTH;
 }
 
 static int read_named(int folder, const uint8_t *name, size_t length, uint8_t *to, int64_t size) {
@@ -83,57 +84,23 @@ void read_files(const FilesToRead *files) {
         close(folder);
 }
 
-/* --- hints --- */
+/* Whether a byte can be read without waiting for the storage; false where the system cannot say. */
+static bool is_in_memory(int file, int64_t at) {
+#ifdef SYS_preadv2 /* not on macOS; its function would need glibc 2.26 */
+    uint8_t byte;
+    struct iovec to = {&byte, 1};
+    return syscall(SYS_preadv2, file, &to, 1, at, 0, RWF_NOWAIT) >= 0;
+#else
+    (void)file, (void)at;
+    return false;
+#endif
+}
 
-void will_need(const uint8_t *bytes, size_t size) {
-    long page = sysconf(_SC_PAGESIZE);
-    if (page <= 0 || size == 0)
+void will_need(int file, int64_t size, int64_t begin) {
+    /* For what is in memory the request takes six times as long as this question. */
+    if (size <= 0 || is_in_memory(file, begin + size / 2))
         return;
-    size_t before = (size_t)bytes % (size_t)page;
-    /* A hint: where it cannot be taken, nothing is lost. */
-    (void)madvise((void *)(bytes - before), size + before, MADV_WILLNEED);
-}
-
-/* --- bus errors --- */
-
-static _Thread_local BusGuard *innermost;
-
-void bus_guard_set(BusGuard *guard) {
-    guard->outer = innermost;
-    innermost = guard;
-}
-
-void bus_guard_release(const BusGuard *guard) { innermost = guard->outer; }
-
-/* The kernel sends SIGBUS to the thread that touched a page which its file no longer has. */
-static void on_bus_error(int number, siginfo_t *about, void *context) {
-    (void)context;
-    bool is_of_this_instruction = about->si_code == BUS_ADRERR || about->si_code == BUS_MCEERR_AR;
-    if (is_of_this_instruction && innermost)
-        siglongjmp(innermost->back, 1);
-    signal(number, SIG_DFL); /* the instruction is tried again, and ends the process */
-    if (!is_of_this_instruction)
-        raise(number);
-}
-
-bool guard_bus_errors(void) {
-    struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_NODEFER};
-    sigemptyset(&action.sa_mask);
-    return sigaction(SIGBUS, &action, NULL) == 0;
-}
-
-static __attribute__((noinline)) void touch(const uint8_t *byte) {
-    BusGuard guard;
-    bus_guard_set(&guard);
-    if (sigsetjmp(guard.back, 0) == 0)
-        (void)*(const volatile uint8_t *)byte;
-    bus_guard_release(&guard);
-}
-
-bool was_in_memory(const uint8_t *byte) {
-    struct rusage before, after;
-    if (getrusage(RUSAGE_THREAD, &before) < 0)
-        return true;
-    touch(byte);
-    return getrusage(RUSAGE_THREAD, &after) < 0 || after.ru_majflt == before.ru_majflt;
+#ifdef POSIX_FADV_WILLNEED /* not on macOS; where it fails, nothing is lost */
+    (void)posix_fadvise(file, begin, size, POSIX_FADV_WILLNEED);
+#endif
 }

@@ -1,8 +1,6 @@
-/* Files: read whole, hinted at, and what happens when a mapped one cannot be read. */
+/* Files: read whole or by spans, and hinted at. */
 #ifndef TRAINYARD_FILES_H
 #define TRAINYARD_FILES_H
-
-#include <setjmp.h>
 
 #include "bytes.h"
 
@@ -22,24 +20,10 @@ typedef struct {
 bool files_fit(const FilesToRead *files);
 void read_files(const FilesToRead *files);
 
-/* Ask the system to begin reading a stretch of a mapped file. */
-void will_need(const uint8_t *bytes, size_t size);
+/* `size` bytes of an open file from `begin`; 0, or an errno, or -1 if it ends before. */
+int read_span(int file, uint8_t *to, int64_t size, int64_t begin);
 
-/* Read a byte of a mapped file; whether no storage had to be waited for. */
-bool was_in_memory(const uint8_t *byte);
-
-/* Handle SIGBUS: where a guard is set it goes back there, else it ends the process as before.
- * False, with errno, if that is not possible. */
-bool guard_bus_errors(void);
-
-/* A place to go back to, by sigsetjmp(guard.back, 0), when a mapped file cannot be read; of one
- * thread, in guards that nest. */
-typedef struct BusGuard {
-    sigjmp_buf back;
-    struct BusGuard *outer;
-} BusGuard;
-
-void bus_guard_set(BusGuard *guard);
-void bus_guard_release(const BusGuard *guard);
+/* Ask the system to begin reading a span of an open file. */
+void will_need(int file, int64_t size, int64_t begin);
 
 #endif

@@ -6,6 +6,8 @@
 Scratch *scratch_new(void) { return calloc(1, sizeof(Scratch)); }
 
 static void each_buffer(Scratch *scratch, void (*visit)(Buffer *)) {
+    visit(&scratch->file);
+    visit(&scratch->seek);
     visit(&scratch->entropy);
     visit(&scratch->restarts);
     visit(&scratch->rows);

@@ -7,6 +7,7 @@
 
 typedef struct {
     DecodeTables tables;
+    Buffer file, seek; /* an image, and its seek table, as they lie in their files */
     Buffer entropy;    /* entropy-coded bytes without stuffing */
     Buffer restarts;   /* where in them intervals begin */
     Buffer blocks[3];  /* coefficients of a row of MCUs */

@@ -1,7 +1,5 @@
 #include "snappy.h"
 
-#include "files.h"
-
 enum { LONG = 60 }; /* a literal's lengths from here on are in the bytes after the tag */
 
 typedef struct {
@@ -15,7 +13,7 @@ static bool take_number(Unpacking *u, size_t width, size_t *number) {
         return false;
     *number = 0;
     for (size_t i = 0; i < width; i++)
-        *number |= (size_t)load_once(u->at++) << 8 * i;
+        *number |= (size_t)*u->at++ << 8 * i;
     return true;
 }
 
@@ -70,22 +68,17 @@ static Status unpack(const uint8_t *bytes, size_t length, int64_t start, uint8_t
     return OK;
 }
 
-/* See guarded_size in batch.c. */
-static __attribute__((noinline)) Status guarded_unpack(const uint8_t *bytes, size_t length,
-                                                       int64_t start, uint8_t *to, size_t size) {
-    BusGuard guard;
-    volatile Status status = UNREADABLE;
-    bus_guard_set(&guard);
-    if (sigsetjmp(guard.back, 0) == 0)
-        status = unpack(bytes, length, start, to, size);
-    bus_guard_release(&guard);
-    return status;
-}
-
 void snappy_unpack(const Images *spans, const int64_t *starts, const int64_t *ends, uint8_t *out,
                    uint8_t *status) {
+    Buffer read = {0};
     int64_t begin = 0;
-    for (int64_t i = 0; i < spans->count; begin = ends[i++])
-        status[i] = (uint8_t)guarded_unpack(spans->bytes[i], (size_t)spans->lengths[i], starts[i],
-                                            out + begin, (size_t)(ends[i] - begin));
+    for (int64_t i = 0; i < spans->count; begin = ends[i++]) {
+        const uint8_t *bytes;
+        Status found = image_bytes(&spans->all[i], &read, &bytes);
+        if (found == OK)
+            found = unpack(bytes, (size_t)spans->all[i].length, starts[i], out + begin,
+                           (size_t)(ends[i] - begin));
+        status[i] = (uint8_t)found;
+    }
+    buffer_free(&read);
 }

@@ -6,12 +6,11 @@ into boxes once the sizes are known. The tests hold plain per-image references.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data._native import core, is_built
 from trainyard.data.rng import between, fold_in, uniforms
 from trainyard.image_size import ImageSize, height_width
 
@@ -36,6 +35,10 @@ class CropParameters(Protocol):
 
     def __getitem__(self, part: slice | NDArray[np.int64]) -> "CropParameters":
         """The crop parameters of a part of the images."""
+
+    def rule(self, count: int) -> tuple[Crops, dict[str, Any]]:
+        """The crops of `count` images, whose boxes the C decoder is to fill in, bit-equal to those
+        of a call, and the arguments by which it does so."""
 
 
 @dataclass(frozen=True)
@@ -78,18 +81,14 @@ class RandomCropParameters:
     flips: NDArray[np.bool_]  # [n]
     ratio: tuple[float, float]
 
-    def __call__(self, sizes: NDArray[np.int64]) -> Crops:
-        if not is_built():
-            return self.reference(sizes)
-        boxes = np.empty((len(sizes), 4))
-        core.random_boxes(np.ascontiguousarray(sizes, np.int64), self.drawn, *self.ratio, boxes)
-        return Crops(boxes, self.flips)
-
     def __getitem__(self, part: slice | NDArray[np.int64]) -> "RandomCropParameters":
         return RandomCropParameters(self.drawn[part], self.flips[part], self.ratio)
 
-    def reference(self, sizes: NDArray[np.int64]) -> Crops:
-        """`__call__` without the extension."""
+    def rule(self, count: int) -> tuple[Crops, dict[str, Any]]:
+        crops = Crops(np.empty((count, 4)), self.flips)
+        return crops, {"drawn": self.drawn, "ratio": self.ratio}
+
+    def __call__(self, sizes: NDArray[np.int64]) -> Crops:
         shape, found = self._shape(sizes)
         room = sizes - shape
         start = np.where(found[:, None], np.floor(self.drawn[:, :2] * (room + 1)), room // 2)
@@ -136,8 +135,7 @@ class CentralCrop:
 
     def __call__(self, sizes: NDArray[np.int64]) -> Crops:
         """The crops of images of `sizes` (int[n, 2]: width, height)."""
-        size = np.array(height_width(self.size)[::-1])  # width and height, as in `sizes`
-        covered = (size / self.crop_pct).astype(np.int64)
+        size, covered = self._size_and_covered()
         # Whole pixels of the resized image, truncated and rounded as in torchvision and timm.
         if covered[0] == covered[1]:
             resized = sizes * covered // sizes.min(axis=1, keepdims=True)
@@ -149,5 +147,15 @@ class CentralCrop:
         inside = np.clip(boxes, 0, np.tile(sizes, 2))  # corrects rounding errors
         return Crops(inside, np.zeros(len(sizes), np.bool_), resizes_first=True)
 
+    def _size_and_covered(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Width and height, as in `sizes`, of the crop and of what the image is to cover."""
+        size = np.array(height_width(self.size)[::-1])
+        return size, (size / self.crop_pct).astype(np.int64)
+
     def __getitem__(self, part: slice | NDArray[np.int64]) -> "CentralCrop":
         return self
+
+    def rule(self, count: int) -> tuple[Crops, dict[str, Any]]:
+        size, covered = self._size_and_covered()
+        crops = Crops(np.empty((count, 4)), np.zeros(count, np.bool_), resizes_first=True)
+        return crops, {"central": (*size.tolist(), *covered.tolist())}

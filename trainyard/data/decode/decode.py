@@ -11,10 +11,11 @@ whose channels are resized one by one.
 
 import io
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -23,7 +24,7 @@ from PIL import Image, UnidentifiedImageError
 
 from trainyard.data._native import core
 from trainyard.data.decode.array_file import array_shape, is_array, pixels_of_array
-from trainyard.data.decode.crops import Crops
+from trainyard.data.decode.crops import CentralCrop, Crops, RandomCropParameters
 from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.decode.orientation import (
     Orientations,
@@ -37,10 +38,13 @@ from trainyard.data.decode.orientation import (
 from trainyard.data.decode.packed_record import has_pixels, jpeg_head, jpeg_of, pixels_of
 from trainyard.data.formats.left_out import NEEDS_HEIF
 from trainyard.data.formats.scan import IMAGE_FORMATS
-from trainyard.data.storage.encoded import PACKED_MAGIC, EncodedSpans, as_stored
-
-if TYPE_CHECKING:
-    from trainyard.data.decode.seek_tables import SeekSlices
+from trainyard.data.storage.encoded import (
+    PACKED_MAGIC,
+    EncodedSpans,
+    as_stored,
+    contents_of,
+    in_memory,
+)
 
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
@@ -50,6 +54,9 @@ if "HEIF" in IMAGE_FORMATS:
     pillow_heif.register_heif_opener()
 
 _OF_PICTURES = (1, 3)  # channels
+
+_KnownCrops = RandomCropParameters | CentralCrop
+"""Crops that the extension makes by itself, once it has read the header of an image."""
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit; larger images are taken for decompression bombs
 
@@ -65,7 +72,7 @@ def decode_batch(
     interpolation: Interpolation,
     *,
     decoder: "core.Decoder | None" = None,
-    seek: "SeekSlices | None" = None,
+    seek: EncodedSpans | None = None,
     exif: bool = False,
 ) -> dict[int, str]:
     """Decodes, crops, resizes (antialiased) and flips each image into its place in `out_BHWC`.
@@ -75,11 +82,44 @@ def decode_batch(
     `decoder`, see `own_decoder`, the libraries decode all images; they read every byte of an image,
     not its crop alone. With `exif`, images are turned upright first, by their orientation.
     """
-    stored, shape = as_stored(images), out_BHWC.shape[1:]
+    are_pictures = out_BHWC.shape[3] in _OF_PICTURES
+    if decoder is None or exif or not are_pictures or not isinstance(crop, _KnownCrops):
+        return _decode_sized(
+            images, crop, out_BHWC, interpolation, decoder=decoder, seek=seek, exif=exif
+        )
+    stored = as_stored(images)
+    status = np.zeros(len(stored.which), np.uint8)
+    crops, rule = crop.rule(len(status))
+    bicubic = interpolation == "bicubic"
+    native_pixels(
+        decoder, stored, crops, out_BHWC, status=status, bicubic=bicubic, seek=seek, rule=rule
+    )
+    left = np.flatnonzero(status)
+    if not left.size:
+        return {}
+    rest, pixels_BHWC = stored.part(left), np.empty((len(left), *out_BHWC.shape[1:]), np.uint8)
+    bad = _decode_sized(rest, crop[left], pixels_BHWC, interpolation, decoder=decoder)
+    out_BHWC[left] = pixels_BHWC
+    return {int(left[position]): reason for position, reason in bad.items()}
+
+
+def _decode_sized(
+    images: EncodedSpans | Sequence[bytes],
+    crop: Callable[[NDArray[np.int64]], Crops],
+    out_BHWC: NDArray[np.uint8],
+    interpolation: Interpolation,
+    *,
+    decoder: "core.Decoder | None" = None,
+    seek: EncodedSpans | None = None,
+    exif: bool = False,
+) -> dict[int, str]:
+    """`decode_batch` in steps: the sizes, and orientations, of all images, then their boxes."""
+    contents, unreadable = contents_of(images)
+    stored, shape = in_memory(contents), out_BHWC.shape[1:]
     decoder = decoder if shape[2] in _OF_PICTURES else None
     sizes, status = native_sizes(stored, decoder)
-    orientations = native_orientations(stored, status) if exif else None
-    contents, bad = _library_sizes(stored, sizes, status, orientations)
+    orientations = native_orientations(contents, status) if exif else None
+    bad = _library_sizes(contents, sizes, status, orientations) | unreadable
     crops = crop(sizes if orientations is None else upright_sizes(sizes, orientations))
     if decoder is not None:
         native = partial(native_pixels, decoder, bicubic=interpolation == "bicubic")
@@ -91,12 +131,12 @@ def decode_batch(
     for position in np.flatnonzero(status).tolist():
         if position not in bad:
             try:
-                content = contents.get(position) or stored.content(position)
-                whole = _images(content, tuple(sizes[position].tolist()), shape[2])
+                size = tuple(sizes[position].tolist())
+                whole = _images(contents[position], size, shape[2])
                 if orientations is not None:
                     whole = [upright(image, orientations[position]) for image in whole]
                 out_BHWC[position] = _resized(whole, crops, position, shape, how=interpolation)
-            except (BadImageError, OSError) as error:
+            except BadImageError as error:
                 bad[position] = str(error)
     out_BHWC[list(bad)] = 0
     return bad
@@ -112,18 +152,16 @@ def native_sizes(
     count = len(stored.which)
     sizes, status = np.ones((count, 2), np.int64), np.ones(count, np.uint8)
     if decoder is not None:
-        buffers, which, offsets, lengths, _ = stored
-        decoder.sizes(buffers, which, offsets, lengths, sizes, status)
+        decoder.sizes(*stored, sizes, status)
         status[sizes[:, 0] * sizes[:, 1] > MAX_PIXELS] = core.NOT_OURS
     return sizes, status
 
 
-def native_orientations(stored: EncodedSpans, status: NDArray[np.uint8]) -> Orientations:
+def native_orientations(contents: Sequence[bytes], status: NDArray[np.uint8]) -> Orientations:
     """The orientations of images whose status is 0; 1 for those that are left to the libraries."""
     found = np.ones(len(status), np.uint8)
     for position in np.flatnonzero(status == 0).tolist():
-        with suppress(OSError):  # decoding reports it
-            found[position] = image_orientation(stored.content(position))
+        found[position] = image_orientation(contents[position])
     return found
 
 
@@ -134,7 +172,7 @@ def _upright_pixels(
     out_BHWC: NDArray[np.uint8],
     *,
     status: NDArray[np.uint8],
-    seek: "SeekSlices | None",
+    seek: EncodedSpans | None,
     sizes: NDArray[np.int64],
     orientations: Orientations,
 ) -> None:
@@ -147,8 +185,7 @@ def _upright_pixels(
     height, width, channels = out_BHWC.shape[1:]
     for row in np.flatnonzero(turns).tolist():
         orientation, one, found = int(orientations[row]), slice(row, row + 1), status[row : row + 1]
-        where = stored.which[one], stored.offsets[one], stored.lengths[one]
-        spans = EncodedSpans(stored.buffers, *where)
+        spans = stored.part(one)
         crop = Crops(boxes[one], np.zeros(1, bool), crops.resizes_first)
         shape = (width, height) if orientation > 4 else (height, width)
         pixels_BHWC = np.empty((1, *shape, channels), np.uint8)
@@ -165,16 +202,16 @@ def native_pixels(
     *,
     status: NDArray[np.uint8],
     bicubic: bool = False,
-    seek: "SeekSlices | None" = None,
+    seek: EncodedSpans | None = None,
+    rule: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Decodes the images whose status is 0, and sets the status of those that fail."""
-    buffers, which, offsets, lengths, _ = stored
+    """Decodes the images whose status is 0, and sets the status of those that fail.
+
+    `rule`: see CropParameters.rule; without it the boxes are given.
+    """
     decoder.decode(
-        buffers,
-        which,
-        offsets,
-        lengths,
-        np.ascontiguousarray(crops.boxes, np.float64),
+        *stored,
+        np.require(crops.boxes, np.float64, ["C", "W"]),
         crops.flips,
         out_BHWC,
         status,
@@ -182,10 +219,9 @@ def native_pixels(
         width=out_BHWC.shape[2],
         bicubic=bicubic,
         beyond=crops.resizes_first,
-        seek=seek and seek.entries,
-        seek_begins=seek and seek.begins,
-        seek_ends=seek and seek.ends,
+        seek=seek,
         channels=out_BHWC.shape[3],
+        **rule,
     )
 
 
@@ -193,26 +229,25 @@ def native_pixels(
 
 
 def _library_sizes(
-    stored: EncodedSpans,
+    contents: Sequence[bytes],
     sizes: NDArray[np.int64],
     status: NDArray[np.uint8],
     orientations: Orientations | None,
-) -> tuple[dict[int, bytes], dict[int, str]]:
+) -> dict[int, str]:
     """Fills in the sizes, and orientations, of images whose status is not 0.
 
-    Returns the contents read, and reasons for bad images.
+    Returns the reasons for bad images.
     """
-    contents, bad = {}, {}
+    bad = {}
     for position in np.flatnonzero(status).tolist():
         try:
-            contents[position] = content = stored.content(position)
-            sizes[position] = _size(content)
+            sizes[position] = _size(contents[position])
             if orientations is not None:
-                orientations[position] = image_orientation(content)
-        except (BadImageError, OSError) as error:
+                orientations[position] = image_orientation(contents[position])
+        except BadImageError as error:
             sizes[position] = 1
             bad[position] = str(error)
-    return contents, bad
+    return bad
 
 
 def _images(content: bytes, size: tuple[int, ...], channels: int) -> list[Image.Image]:

@@ -1,6 +1,6 @@
 """Packed records: a JPEG's coefficients, or pixels, in a layout that needs no entropy decoding.
 
-`_native/packed.h` describes the layout. Only the C extension makes records from JPEGs. The plain
+`packed/packed.h` describes the layout. Only the C extension makes records from JPEGs. The plain
 Python here makes records of pixels, and reads both kinds, slowly, as a reference.
 """
 

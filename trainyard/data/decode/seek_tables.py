@@ -2,7 +2,8 @@
 decoded without the data before it. The images are not changed.
 
 A table lies beside the index, under its name and ".seek": a header, the first entry of each sample
-(int64, one more than there are samples), and the entries (see _native/seek.h); memory-mapped.
+(int64, one more than there are samples), memory-mapped, and the entries (see
+_native/jpeg/seek.h), which the decoder reads.
 """
 
 import os
@@ -21,9 +22,10 @@ from trainyard.data._native import core, is_built, own_decoder
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import Ids
-from trainyard.data.storage.source import is_remote
+from trainyard.data.storage.encoded import EncodedSpans
+from trainyard.data.storage.source import LocalFile, is_remote
 from trainyard.errors import DataError
-from trainyard.files import atomic_write, open_regular, remove_parts
+from trainyard.files import atomic_write, remove_parts
 from trainyard.installation import NEEDS_EXTENSION
 from trainyard.world import usable_cores
 
@@ -34,34 +36,25 @@ _AHEAD = 4  # tasks per thread
 _REMOTE_READS = 32  # at once
 
 
-class SeekSlices(NamedTuple):
-    """The seek entries of some samples; sample i has those from begins[i] to ends[i]."""
-
-    entries: NDArray[np.uint8]  # of all samples
-    begins: NDArray[np.int64]
-    ends: NDArray[np.int64]
-
-    def part(self, rows: slice) -> "SeekSlices":
-        return SeekSlices(self.entries, self.begins[rows], self.ends[rows])
-
-
 class SeekTable(NamedTuple):
     """The seek tables of a data set."""
 
     path: Path
+    file: LocalFile
     first: NDArray[np.int64]  # [samples + 1]
-    entries: NDArray[np.uint8]
 
-    def of(self, ids: Ids) -> SeekSlices:
+    def of(self, ids: Ids) -> EncodedSpans:
         """The entries of samples; none for a sample whose range is damaged. Without entries, or if
         they do not fit, a sample is decoded from its start."""
         begins, ends = self.first[ids], self.first[ids + 1]
         is_there = (begins >= 0) & (begins <= ends) & (ends <= self.first[-1])
-        return SeekSlices(self.entries, begins * is_there, ends * is_there)
+        offsets = _HEADER.size + self.first.nbytes + begins * is_there * core.SEEK_ENTRY
+        lengths = (ends - begins) * is_there * core.SEEK_ENTRY
+        return EncodedSpans([self.file], np.zeros(len(ids), np.int64), offsets, lengths)
 
     @property
     def num_bytes(self) -> int:
-        return _HEADER.size + self.first.nbytes + self.entries.nbytes
+        return self.file.size
 
 
 def seek_path(index: Index) -> Path:
@@ -70,23 +63,22 @@ def seek_path(index: Index) -> Path:
 
 
 def open_seek(index: Index) -> SeekTable | None:
-    """The seek tables of an index, memory-mapped; None if there are none for it."""
+    """The seek tables of an index; None if there are none for it."""
     path = seek_path(index)
-    try:
-        with open_regular(path) as file:
-            content = np.asarray(np.memmap(file, np.uint8, "r"))
-        magic, fingerprint, samples = _HEADER.unpack(content[: _HEADER.size].tobytes())
-    except (OSError, ValueError, struct.error):  # absent, empty or cut short
-        return None
-    known = (_MAGIC, index.fingerprint.encode(), len(index))
     entries_at = _HEADER.size + 8 * (len(index) + 1)
-    if (magic, fingerprint, samples) != known or len(content) < entries_at:
+    try:
+        file = LocalFile(str(path))
+        head = file.read(0, _HEADER.size)
+        with open(file.fileno(), "rb", closefd=False) as opened:
+            first = np.asarray(np.memmap(opened, "<i8", "r", _HEADER.size, (len(index) + 1,)))
+    except (OSError, ValueError):  # absent, empty or cut short
         return None
-    first = content[_HEADER.size : entries_at].view("<i8")
+    if _HEADER.unpack(head) != (_MAGIC, index.fingerprint.encode(), len(index)):
+        return None
     # In Python, whose integers do not wrap around.
-    if not is_built() or int(first[-1]) * core.SEEK_ENTRY != len(content) - entries_at:
+    if not is_built() or int(first[-1]) * core.SEEK_ENTRY != file.size - entries_at:
         return None
-    return SeekTable(path, first, content[entries_at:])
+    return SeekTable(path, file, first)
 
 
 def seek_remark(index: Index) -> str | None:

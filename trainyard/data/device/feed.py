@@ -3,27 +3,15 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from trainyard.course import Course, Due, Phase
+from trainyard.data.augment.transforms import BatchTransform, PixelTransform
 from trainyard.data.batch import Batch, HostBatch, Keys
 from trainyard.data.device.copies import InFlightBatch, Transfer
 from trainyard.data.device.normalise import Normalise
-from trainyard.data.transforms.batches import BatchTransform, PixelTransform
-
-
-class Augmentation(NamedTuple):
-    """The transforms of a training feed, and the position of its first batch in the stream."""
-
-    pixel_transforms: Sequence[PixelTransform] = ()
-    batch_transforms: Sequence[BatchTransform] = ()
-    position: int = 0  # samples of the stream before the first batch
-    global_batch: int = 0
-
-
-NONE = Augmentation()
 
 
 class HostBatches(Protocol):
@@ -49,17 +37,23 @@ class Feed:
         loader: HostBatches,
         normalise: Normalise,
         transfer: Transfer,
-        augmentation: Augmentation = NONE,
+        *,
+        pixel_transforms: Sequence[PixelTransform] = (),
+        batch_transforms: Sequence[BatchTransform] = (),
+        position: int = 0,
+        global_batch: int = 0,
     ) -> None:
+        """`position`: samples of the stream before the first batch, of all ranks."""
         self._loader, self._normalise, self._transfer = loader, normalise, transfer
-        self._augmentation, self._position = augmentation, augmentation.position
+        self._pixel_transforms, self._batch_transforms = pixel_transforms, batch_transforms
+        self._position, self._global_batch = position, global_batch
         self.is_over = False
         """True after the last batch: the loader has all of its memory back."""
 
     def __iter__(self) -> Iterator[Batch]:
         for in_flight in self._on_their_way():
             yield self._move(in_flight)
-            self._position += self._augmentation.global_batch
+            self._position += self._global_batch
 
     def _on_their_way(self) -> Iterator[InFlightBatch]:
         """Each batch in order; starts the copies of further batches first, if they are ready."""
@@ -94,7 +88,7 @@ class Feed:
         keys = Keys(samples.ids.numpy(), samples.epochs.numpy(), self._position)
         with in_flight.pixels_BHWC() as pixels_BHWC:
             pixels_BCHW = pixels_BHWC.permute(0, 3, 1, 2)
-            for pixel_transform in self._augmentation.pixel_transforms:
+            for pixel_transform in self._pixel_transforms:
                 pixels_BCHW = pixel_transform(pixels_BCHW, keys)
             images_BCHW = self._normalise(pixels_BCHW)
         batch = Batch(
@@ -105,7 +99,7 @@ class Feed:
             bad=in_flight.bad,
             capacity=in_flight.capacity,
         )
-        for batch_transform in self._augmentation.batch_transforms:
+        for batch_transform in self._batch_transforms:
             batch = batch_transform(batch, keys)
         return batch
 

@@ -1,7 +1,7 @@
 """Packed shards: samples at multiples of 64 bytes, for memory mapping, and a table of them.
 
     header    64 bytes: magic, version, zeros
-    samples   packed records (`record.py`), or unchanged image files; zeros to the next multiple
+    samples   packed_record.py's records, or unchanged image files; zeros to the next multiple
     table     offset and size (int64[n] each), label (int32[n]), CRC-32C of the sample (uint32[n])
     names     of the classes by label, a JSON list, or null
     footer    64 bytes: magic, version, offset of the table, its checksum and the footer's own

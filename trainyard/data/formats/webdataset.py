@@ -56,7 +56,7 @@ from trainyard.printable import print_line
 _IMAGES = IMAGE_SUFFIXES | {ARRAY_SUFFIX}
 _WALKERS = 192  # parts of remote shards that are walked at once
 _MIN_SEGMENT, _MAX_SEGMENT = 1 << 20, 16 << 20  # bytes; a segment of a remote shard
-_REMOTE_AHEAD, _REMOTE_PAGE = 2 << 20, 8 << 10  # bytes; see ReadAhead
+_REMOTE_AHEAD, _REMOTE_PAGE = 2 << 20, 8 << 10  # bytes; see BufferedTarReader
 _MAX_JSON = 1 << 20  # bytes; a larger file is no label
 _PEEKED = 64  # members: some samples, and other members before the first
 _RESERVED = re.compile(r"__[^/]*__($|/)")  # webdataset's own, for data about the shard

@@ -15,7 +15,7 @@ from trainyard.data._native import own_decoder
 from trainyard.data.decode.crops import CropParameters
 from trainyard.data.decode.decode import MAX_PIXELS, decode_batch, image_orientation, jpeg_header
 from trainyard.data.decode.interpolation import Interpolation
-from trainyard.data.storage.encoded import EncodedSpans, as_stored
+from trainyard.data.storage.encoded import EncodedSpans, contents_of
 from trainyard.image_size import ImageSize, height_width, num_pixels
 
 NOTHING, JPEG, PIXELS = range(3)
@@ -58,7 +58,7 @@ def put_encoded(
     turned are decoded here.
     """
     entries, rest_BN = stretches(images_BHWC)
-    contents, bad = _contents(images)
+    contents, bad = contents_of(images)
     sizes = _sizes(contents, exif)
     crops = draws(sizes)
     entries["kind"] = NOTHING
@@ -86,18 +86,6 @@ def put_encoded(
             entries["length"][position] = length = pixels_BHWC[number].size
             rest_BN[position, :length] = pixels_BHWC[number].reshape(-1)
     return bad | {others[number]: reason for number, reason in unreadable.items()}
-
-
-def _contents(images: EncodedSpans | Sequence[bytes]) -> tuple[list[bytes], dict[int, str]]:
-    stored = as_stored(images)
-    contents, bad = [], {}
-    for position in range(len(stored.which)):
-        try:
-            contents.append(stored.content(position))
-        except OSError as error:
-            contents.append(b"")
-            bad[position] = str(error)
-    return contents, bad
 
 
 def _sizes(contents: Sequence[bytes], exif: bool) -> NDArray[np.int64]:

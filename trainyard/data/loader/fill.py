@@ -8,18 +8,18 @@ from trainyard.data.batch import BadSample, HostArray, HostBatch, Samples, sampl
 from trainyard.data.decode.crops import CropParameters
 from trainyard.data.decode.decode import decode_batch
 from trainyard.data.decode.interpolation import Interpolation
-from trainyard.data.decode.seek_tables import SeekSlices, open_seek
+from trainyard.data.decode.seek_tables import open_seek
 from trainyard.data.index.table import Index
 from trainyard.data.loader.encoded_batch import put_encoded
 from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.reading.reader import PlannedReads, Reader
-from trainyard.data.reading.staged_copies import Copies
+from trainyard.data.reading.staging import StagedShards
 from trainyard.data.sampler.plan import Ids
 from trainyard.data.storage.encoded import EncodedSpans
 from trainyard.image_size import ImageSize
 
 
-def put(
+def fill_samples(
     encoded: EncodedSpans | Sequence[bytes],
     samples: Samples[HostArray],
     crops: CropParameters,
@@ -27,7 +27,7 @@ def put(
     *,
     how: Interpolation,
     exif: bool = False,
-    seek: SeekSlices | None = None,
+    seek: EncodedSpans | None = None,
     gpu_size: ImageSize | None = None,
 ) -> dict[int, str]:
     """Fills `out`, a part of a slot, with samples and the crops of their images.
@@ -52,15 +52,17 @@ class PlannedBatches(NamedTuple):
     samples: Samples[HostArray]
     images: PlannedReads
     crops: CropParameters
-    seek: SeekSlices | None
+    seek: EncodedSpans | None
 
 
 class SliceFiller:
     """Fills slices of batches, in threads, after a call of `plan` for their samples."""
 
-    def __init__(self, index: Index, config: LoaderSpec, copies: Copies | None = None) -> None:
+    def __init__(
+        self, index: Index, config: LoaderSpec, staged: StagedShards | None = None
+    ) -> None:
         self._index, self._config = index, config
-        self._reader = Reader(index, copies)
+        self._reader = Reader(index, staged)
         self._seek = open_seek(index) if config.decode == "cpu" else None
 
     def plan(self, ids: Ids, epochs: Ids) -> PlannedBatches:
@@ -90,7 +92,7 @@ class SliceFiller:
     def _fill(self, planned: PlannedBatches, rows: slice, out: HostBatch) -> list[BadSample]:
         encoded, unreadable = planned.images.stored(rows)
         samples, config = planned.samples.map(lambda column: column[rows]), self._config
-        bad = put(
+        bad = fill_samples(
             encoded,
             samples,
             planned.crops[rows],

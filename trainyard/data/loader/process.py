@@ -5,16 +5,22 @@ no torch, so it starts in a fraction of a second and stays small. The loader pro
 (`stream/process.py`) shares all but the source of batches.
 """
 
+import json
 import multiprocessing.connection as mpc
 import os
 import queue
 import resource
+import signal
 import sys
 import threading
+import time
+import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -23,24 +29,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from trainyard.data._native import core, is_built
+from trainyard.data.batch import BadSample, HostBatch
 from trainyard.data.index.table import load_index
 from trainyard.data.loader.fill import SliceFiller
-from trainyard.data.loader.result_sender import BatchTask, ResultSender, described, end_all, send
 from trainyard.data.loader.ring import Ring, num_slices
 from trainyard.data.loader.spec import AGAIN, LoaderSpec
-from trainyard.data.reading.staged_copies import Copies
-from trainyard.data.reading.stager import Stager
+from trainyard.data.reading.staging import StagedShards
 from trainyard.data.storage.credentials import adopt
+from trainyard.errors import DataError
 from trainyard.printable import print_line
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     Channel = mpc.Connection[Any, Any]
 
 _PLANNED = 256  # samples of a rank that are planned together, or one batch
 _MOST_AHEAD = 8192  # planned samples that are not yet handed to threads
+
+
+@dataclass(frozen=True)
+class BatchTask:
+    """A batch to be filled."""
+
+    count: int  # samples
+    fill: Callable[[HostBatch, slice], list[BadSample]]  # called in threads, once for each slice
+    is_last: bool = False  # of a pass over a stream
 
 
 Serve = Callable[["Channel", int, dict[str, Any]], None]
@@ -71,19 +83,17 @@ def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
     if index is None or index.fingerprint != fingerprint:
         raise FileNotFoundError(f"the index {path} was removed or replaced")
     ring = Ring(memory_fd, **spec["ring"])
-    stager = Stager(index, config.stage, config.stage_gb) if config.stage else None
-    if is_built():
-        core.guard_bus_errors()  # a mapped shard that is cut short costs its samples, not the run
+    staged = StagedShards(index, config.stage, config.stage_gb) if config.stage else None
     _open_more_files()
-    fill = SliceFiller(index, config, stager.copies if stager else None)
-    sender = ResultSender(channel, config.threads)
-    if stager is not None:
-        stager.start().add_done_callback(partial(_staged, stager.copies, sender))
-    fill_all(partial(_batches, config, fill), channel, ring, sender, threads=config.threads)
+    fill = SliceFiller(index, config, staged)
+    results = Results(channel, config.threads)
+    if staged is not None:
+        staged.start().add_done_callback(partial(_staged, results))
+    fill_all(partial(_batches, config, fill), channel, ring, results)
 
 
 def _open_more_files() -> None:
-    """Raises this process's limit of open files to its maximum, since shards stay mapped."""
+    """Raises this process's limit of open files to its maximum, since shards stay open."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # a container may forbid it
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -121,12 +131,7 @@ def _planned(config: LoaderSpec, fill: SliceFiller) -> Iterator[list[BatchTask]]
 
 
 def fill_all(
-    one_pass: Callable[[], Iterable[BatchTask]],
-    channel: "Channel",
-    ring: Ring,
-    sender: ResultSender,
-    *,
-    threads: int,
+    one_pass: Callable[[], Iterable[BatchTask]], channel: "Channel", ring: Ring, results: "Results"
 ) -> None:
     """Hands each batch of a pass to threads as soon as a slot is free, until the trainer ends.
 
@@ -134,28 +139,105 @@ def fill_all(
     """
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
     again: queue.SimpleQueue[int] = queue.SimpleQueue()
-    slices: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     listener = threading.Thread(target=_listen, args=(channel, free, again), daemon=True)
     listener.start()
-    for _ in range(threads):
-        threading.Thread(target=_fill, args=(slices,), daemon=True).start()
+    pool = ThreadPoolExecutor(results.threads)
     try:
         while True:
-            for work in one_pass():
+            for task in one_pass():
                 slot = free.get()  # waits here while the trainer is behind
-                parts = _slices(work.count, threads)
-                batch = sender.begin(slot, work, len(parts))
-                for number, part in enumerate(parts):
-                    slices.put(partial(sender.fill, batch, number, ring.slots[slot], part))
+                parts = _slices(task.count, results.threads)
+                work = partial(_timed, task.fill, ring.slots[slot])
+                results.announce(slot, task, [pool.submit(work, part) for part in parts])
             again.get()
     except Exception as error:
-        sender.fail(error)
+        results.fail(error)
     listener.join()
 
 
-def _fill(slices: "queue.SimpleQueue[Callable[[], None]]") -> None:
-    while True:
-        slices.get()()
+_Slice = tuple[list[BadSample], float]
+"""What came of a slice: its bad samples, and the seconds that it took."""
+
+
+def _timed(
+    fill: Callable[[HostBatch, slice], list[BadSample]], slot: HostBatch, part: slice
+) -> _Slice:
+    begun = time.perf_counter()
+    return fill(slot, part), time.perf_counter() - begun
+
+
+class Results:
+    """Announces batches to the trainer, in order.
+
+    The thread that fills a batch's last slice sends the message; a separate thread would have to be
+    woken for every batch.
+    """
+
+    def __init__(self, channel: "Channel", threads: int) -> None:
+        self.threads = threads
+        self._channel = channel
+        self._pending: deque[tuple[int, BatchTask, Sequence[Future[_Slice]]]] = deque()
+        self._lock = threading.Lock()
+
+    def announce(self, slot: int, task: BatchTask, slices: Sequence["Future[_Slice]"]) -> None:
+        """Sends the message about a batch when its slices, and all batches before, are filled."""
+        with self._lock:
+            self._pending.append((slot, task, slices))
+        for each in slices:
+            each.add_done_callback(self._send_finished)
+        if not slices:  # a rank's share of a short batch may be empty
+            self._send_finished()
+
+    def fail(self, error: BaseException) -> None:
+        """Announces an error after all batches so far, and ends the process."""
+        failed: Future[_Slice] = Future()
+        failed.set_exception(error)
+        self.announce(0, BatchTask(0, lambda slot, part: []), [failed])
+
+    def _send_finished(self, _: object = None) -> None:
+        with self._lock:
+            while self._pending and all(each.done() for each in self._pending[0][2]):
+                slot, task, slices = self._pending.popleft()
+                try:
+                    filled = [each.result() for each in slices]
+                except Exception as error:
+                    send(self._channel, described(error))
+                    os._exit(1)
+                send(self._channel, announcement(slot, task, filled, self.threads))
+
+
+def announcement(
+    slot: int, task: BatchTask, slices: Sequence[_Slice], threads: int
+) -> dict[str, Any]:
+    """The message about a batch."""
+    seconds = sum(seconds for _, seconds in slices)
+    return {
+        "slot": slot,
+        "count": task.count,
+        "is_last": task.is_last,
+        "bad": [row for bad, _ in slices for row in bad],
+        "capacity": task.count * threads / seconds if seconds else 0.0,
+    }
+
+
+def described(error: BaseException) -> dict[str, Any]:
+    """The message about an error: its text for a DataError, else a traceback."""
+    if isinstance(error, DataError):  # the whole data set fails, say because a server is gone
+        return {"data_error": str(error)}
+    return {"error": "".join(traceback.format_exception(error))}
+
+
+def send(channel: "Channel", message: dict[str, Any]) -> None:
+    """Send a message to the trainer; ends the process if the trainer is gone."""
+    try:
+        channel.send_bytes(json.dumps(message).encode())
+    except OSError:  # the trainer is gone
+        end_all()
+
+
+def end_all() -> None:
+    """Kills this process and the commands that it started: the process group that it leads."""
+    os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def _listen(
@@ -173,12 +255,12 @@ def _listen(
         end_all()
 
 
-def _staged(copies: Copies, sender: ResultSender, done: "Future[str | None]") -> None:
+def _staged(results: Results, done: "Future[str | None]") -> None:
     """Reports the end of staging; an error is announced like a batch."""
     error = done.exception()
     if error is not None:
-        sender.fail(error)
-    elif done.result() is not None and copies.is_news():
+        results.fail(error)
+    elif done.result() is not None:
         print_line(f"{done.result()}")
 
 

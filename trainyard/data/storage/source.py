@@ -46,6 +46,9 @@ class LocalFile:
         self.size = stat.st_size
         self.stamp: Stamp = [stat.st_mtime_ns, stat.st_size]
 
+    def fileno(self) -> int:
+        return self._fd
+
     def read(self, offset: int, size: int) -> bytes:
         content = os.pread(self._fd, size, offset)
         if len(content) == size:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainyard.data.batch import BadSample, HostBatch, samples_of
-from trainyard.data.loader.fill import put
-from trainyard.data.loader.process import fill_all, run
-from trainyard.data.loader.result_sender import BatchTask, ResultSender
+from trainyard.data.loader.fill import fill_samples
+from trainyard.data.loader.process import BatchTask, Results, fill_all, run
 from trainyard.data.loader.ring import Ring
 from trainyard.data.loader.spec import ENDING_SIGNALS
 from trainyard.data.stream.walk import PassBatch, StreamSpec, walk
@@ -28,8 +27,7 @@ def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
         signal.signal(number, signal.SIG_IGN)
     config: StreamSpec = spec["config"]
     ring = Ring(memory_fd, **spec["ring"])
-    sender = ResultSender(channel, config.threads)
-    fill_all(partial(_batches, config), channel, ring, sender, threads=config.threads)
+    fill_all(partial(_batches, config), channel, ring, Results(channel, config.threads))
 
 
 def _batches(config: StreamSpec) -> Iterator[BatchTask]:
@@ -48,7 +46,7 @@ def _fill(config: StreamSpec, batch: PassBatch, slot: HostBatch, part: slice) ->
     images = [item.sample.image for item in items]
     crops = config.crop.draw(samples.ids, samples.epochs)
     how, exif = config.interpolation, config.exif
-    bad = put(images, samples, crops, slot.part(part), how=how, exif=exif)
+    bad = fill_samples(images, samples, crops, slot.part(part), how=how, exif=exif)
     return [
         BadSample(
             items[position].id,

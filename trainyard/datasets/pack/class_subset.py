@@ -21,6 +21,11 @@ def choose_classes(
     """
     width = len(str(count - 1))
     names = tuple(classes or (f"{number:0{width}d}" for number in range(count)))
+    if wish.isdecimal() and wish in (classes or ()):
+        raise DataError(
+            f"--classes {wish}: a class has this name: write {wish}, for it alone, and 0{wish} for "
+            f"{wish} classes at random"
+        )
     if wish.isdecimal():
         keep = _at_random(int(wish), count, seed)
     else:

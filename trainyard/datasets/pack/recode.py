@@ -2,10 +2,7 @@
 
 import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Protocol
 
 from trainyard.data.decode.array_file import MAGIC
 from trainyard.data.formats.scan import ARRAY_SUFFIX, IMAGE_FORMATS
@@ -13,8 +10,6 @@ from trainyard.errors import DataError
 
 if TYPE_CHECKING:
     from PIL import Image
-
-Pixels = NDArray[np.uint8]
 
 NOT_AN_IMAGE = "not an image"
 """The oddity of content that no image begins with."""
@@ -76,30 +71,6 @@ class ShortSide:
 
 
 @dataclass(frozen=True)
-class Squash:
-    """Squashes to a square as ImageNet-21K-P does: any aspect ratio, bilinear, not antialiased.
-
-    A file whose longer side is below `pixels` is not changed. As by cv2.imread, cv2.resize and
-    cv2.imwrite, the camera's orientation is applied; their quality is 95.
-    """
-
-    pixels: int
-    quality: int = 95
-
-    def __post_init__(self) -> None:
-        _check(self.pixels, self.quality)
-
-    def __call__(self, image: bytes) -> bytes:
-        from PIL import Image
-
-        source = _upright(image)
-        if max(source.size) < self.pixels:
-            return image
-        square = square_like_opencv(np.asarray(source), self.pixels)
-        return _jpeg(Image.fromarray(square), self.quality)
-
-
-@dataclass(frozen=True)
 class Repair:
     """Turns other formats, and CMYK JPEGs, into RGB JPEGs; other JPEGs are not changed."""
 
@@ -151,51 +122,12 @@ def _jpeg_components(image: bytes) -> int:
     return 0
 
 
-def square_like_opencv(image_HWC: Pixels, pixels: int) -> Pixels:
-    """The result of cv2.resize with INTER_LINEAR, bit by bit: weights of 11 bits."""
-    left, across = _axis(image_HWC.shape[1], pixels)
-    top, down = _axis(image_HWC.shape[0], pixels)
-    at_edge = (left < 0) | (left >= image_HWC.shape[1] - 1)
-    across[:, at_edge] = [[2048], [0]]
-
-    columns = left.clip(0), (left + 1).clip(0, image_HWC.shape[1] - 1)
-
-    def line(rows: NDArray[np.int64], weights: NDArray[np.int32]) -> Any:
-        some = image_HWC[rows.clip(0, image_HWC.shape[0] - 1)]
-        first, second = (some[:, c] * w[:, None] for c, w in zip(columns, across, strict=True))
-        return ((first + second) >> 4) * weights[:, None, None] >> 16
-
-    square = (line(top, down[0]) + line(top + 1, down[1]) + 2) >> 2
-    return np.asarray(square, np.uint8)
-
-
-def _axis(stored: int, pixels: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """For each new pixel, the stored pixel before it, and the weights of that and the next."""
-    centres = ((np.arange(pixels) + 0.5) * (stored / pixels) - 0.5).astype(np.float32)
-    before = np.floor(centres)
-    part = centres - before
-    weights = np.rint(np.stack([1 - part, part]) * np.float32(2048)).astype(np.int32)
-    return before.astype(np.int64), weights
-
-
 def _kind(image: bytes) -> str:
     if image[:4] == b"RIFF" and image[8:12] == b"WEBP":
         return "WEBP"
     if image[4:8] == b"ftyp":
         return "AVIF" if b"avif" in image[8:32] else "HEIF" if image[8:12] in _HEIF else ""
     return next((kind for start, kind in _START.items() if image.startswith(start)), "")
-
-
-def _upright(image: bytes) -> "Image.Image":
-    """The pixels as RGB, in the camera's orientation."""
-    from PIL import Image, ImageOps
-
-    from trainyard.data.decode.decode import reference_image
-
-    source = reference_image(image)
-    with Image.open(io.BytesIO(image)) as file:
-        source.info["exif"] = file.getexif().tobytes()
-    return ImageOps.exif_transpose(source)
 
 
 def _jpeg(

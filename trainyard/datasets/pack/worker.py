@@ -15,6 +15,7 @@ from trainyard.data.formats import FORMATS
 from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.index.outside import look_outside
 from trainyard.data.index.table import Index, load_index
+from trainyard.data.reading.ahead import read_ahead
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.credentials import Credentials, adopt
 from trainyard.data.storage.manifest import Shard
@@ -171,12 +172,14 @@ def _samples(job: ShardJob, seen: _Seen) -> Iterator[EncodedSample]:
     source = _worker.work.sources[job.split]
     index, reader = _worker.open(job.split)
     storing, signals = _worker.storing, _worker.signals
-    for number, (sample, label) in enumerate(
-        zip(job.ids.tolist(), job.labels.tolist(), strict=True), job.first
+    contents = read_ahead(reader, job.ids)
+    for number, (sample, label, content) in enumerate(
+        zip(job.ids.tolist(), job.labels.tolist(), contents, strict=True), job.first
     ):
         if signals.stop.value:
             raise PackStopped
-        content = _read(index, reader, sample)
+        if isinstance(content, OSError):
+            raise _unreadable(index, sample, content)
         if not is_plain_jpeg(content) and not is_record(content):
             where = _where(index, sample)
             kind = oddity(content, where)
@@ -193,15 +196,12 @@ def _samples(job: ShardJob, seen: _Seen) -> Iterator[EncodedSample]:
         signals.counted(number - job.first + 1, len(job.ids))
 
 
-def _read(index: Index, reader: Reader, sample: int) -> bytes:
-    try:
-        return reader.read(sample)
-    except OSError as error:
-        name, offset, _ = index.locate(sample)
-        raise DataError(
-            f"{name}, byte {offset}: sample {sample} cannot be read ({error}); a pack leaves "
-            "nothing out: repair the sample or remove it from the source"
-        ) from None
+def _unreadable(index: Index, sample: int, error: OSError) -> DataError:
+    name, offset, _ = index.locate(sample)
+    return DataError(
+        f"{name}, byte {offset}: sample {sample} cannot be read ({error}); a pack leaves nothing "
+        "out: repair the sample or remove it from the source"
+    )
 
 
 def _check_inside(index: Index, sample: int) -> None:

@@ -1,7 +1,7 @@
-"""Archives with a tar per class: all inside another tar (fall11), or files of a folder."""
+"""Reads an archive that has a tar for each class inside it, as ILSVRC2012_img_train.tar."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import NamedTuple
 
@@ -25,34 +25,22 @@ class ClassImages(NamedTuple):
 
 
 def class_archives(place: ResolvedLocation) -> Iterator[ClassImages]:
-    """The classes in stored order. DataError if one occurs twice."""
+    """The classes in stored order. DataError if one occurs twice, or a member is no class."""
     seen = set()
-    for file in place.files(".tar"):
-        with closing(BufferedTarReader(open_source(place.path(file)))) as tar:
-            for name, images in _classes(tar, file):
-                if not name.strip(".") or name in seen:  # it becomes a folder's name
-                    reason = "comes twice" if name in seen else "is no name of a class"
-                    raise DataError(f"{place.path(file)}: {name!r} {reason}")
-                seen.add(name)
-                yield ClassImages(name, file, images)
+    [file] = place.names
+    with closing(BufferedTarReader(open_source(place.path(file)))) as tar:
+        for member in members(tar):
+            if not member.name.endswith(".tar"):
+                raise DataError(f"{place.path(file)}: {member.name} is no tar of a class")
+            name = os.path.basename(member.name).removesuffix(".tar")
+            if not name.strip(".") or name in seen:  # it becomes a folder's name
+                reason = "comes twice" if name in seen else "is no name of a class"
+                raise DataError(f"{place.path(file)}: {name!r} {reason}")
+            seen.add(name)
+            inside = members(tar, member.offset, member.offset + member.size)
+            images = [image for image in inside if is_image(image.name)]
+            yield ClassImages(name, file, sorted(images, key=_by_name))
 
 
-def _classes(tar: BufferedTarReader, file: str) -> Iterator[tuple[str, list[Member]]]:
-    own = []
-    for member in members(tar):
-        if member.name.endswith(".tar"):
-            end = member.offset + member.size
-            inside = members(tar, member.offset, end)
-            yield _class_name(member.name), _sorted(m for m in inside if is_image(m.name))
-        elif is_image(member.name):
-            own.append(member)
-    if own:
-        yield _class_name(file), _sorted(own)
-
-
-def _class_name(tar_name: str) -> str:
-    return os.path.basename(tar_name).removesuffix(".tar")
-
-
-def _sorted(images: Iterable[Member]) -> list[Member]:
-    return sorted(images, key=lambda member: os.path.basename(member.name))
+def _by_name(member: Member) -> str:
+    return os.path.basename(member.name)

@@ -91,17 +91,15 @@ class Preparation:
         return folder
 
     def check_archives(self, expected: Mapping[Path, str]) -> None:
-        """Checks MD5 sums if `checksum` is set. The sums are cached in the destination.
+        """Checks MD5 sums if `checksum` is set.
 
         Of several parts, only the first reads the archives for it.
         """
         if not self.checksum or (self.part is not None and self.part.number > 1):
             return
-        make_folder(self.destination)
         megabytes = sum(path.stat().st_size for path in expected) // 10**6
         with self.counter("checking the archives' MD5 sums, MB", megabytes) as progress:
-            memory = self.destination / ".md5.json"
-            check_md5(expected, memory, lambda read: progress(read // 10**6))
+            check_md5(expected, lambda read: progress(read // 10**6))
 
     def index(self, scan: Scan, archives: Sequence[Path]) -> Index:
         """The index of a scan of these archives; the saved one if they have not changed."""

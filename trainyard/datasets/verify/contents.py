@@ -3,198 +3,91 @@
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any, NamedTuple
 
-import numpy as np
-
+from trainyard.data import formats
 from trainyard.data.index.build import Progress
-from trainyard.data.index.overlap import Hashes, hash_names
 from trainyard.data.index.table import Index
-from trainyard.data.storage.manifest import Shard, is_inside
+from trainyard.data.storage.manifest import Shard
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source
-from trainyard.datasets.parts import Codec, Units
 from trainyard.datasets.verify.checks import Check, Counters, Finding, checked
-from trainyard.datasets.verify.saved_index import hashes_of_names
-from trainyard.datasets.verify.shards import Files, data_files, format_of, plain
+from trainyard.datasets.verify.shards import Files
 from trainyard.errors import DataError
 
 _PIECE = 1 << 22  # bytes read at once
 
-Open = Callable[[str], Source]
+_Task = Callable[[Source], str | None]
+"""Reads a file completely; the problem with it, or None. OSError or DataError are problems too."""
 
 
-class _Found(NamedTuple):
-    """What reading a file has found."""
-
-    findings: Sequence[Finding]
-    names: Hashes = np.empty(0, np.uint64)
-    """Of a list of checksums: hashes of the images' names, relative to the root."""
-
-    def as_json(self) -> list[Any]:
-        return [self.findings, self.names.tolist()]
-
-
-_Task = Callable[[Open], _Found]
-"""Reads files completely. OSError or DataError if one is unreadable or damaged."""
-
-
-def check_contents(files: Files, index: Index | None, work: "Work") -> list[Check]:
+def check_contents(
+    files: Files, index: Index | None, workers: int, counters: Counters
+) -> list[Check]:
     """Checks SHA-256 sums in the manifest, and the format's own checksums."""
-    split = files.split
-    paths = [files.place.path(name) for name in data_files(files.place)]
+    tasks: dict[str, dict[str, _Task]] = {}
+    there = {path: shard for path, shard in files.listed.items() if path not in files.missing}
+    if there:
+        tasks["checksums"] = {path: _sum_of(shard) for path, shard in there.items()}
+    check_shard = getattr(formats.FORMATS.get(index.format if index else ""), "check_shard", None)
+    if index is not None and check_shard is not None:
+        paths = (os.path.join(index.root, name) for name in index.file_names)
+        tasks["records"] = dict.fromkeys(paths, check_shard)
     checks = []
-    if files.of_images:
-        checks += _check_images(files, index, work)
-    elif files.listed:
-        known = [path for path in paths if plain(path) in files.listed]
-        tasks = {path: _sum_of(path, files.listed[plain(path)]) for path in known}
-        found = work.run(tasks, f"checksums of {split}, MB", sum(map(_size, known)))
-        about = f"SHA-256 of {_number(known)}"
-        checks.append(checked(split, "checksums", about, _findings(found)))
-    check_shard = getattr(format_of(files.place), "check_shard", None)
-    if check_shard is not None:
-        tasks = {path: _shard(path, check_shard) for path in paths}
-        found = work.run(tasks, f"records of {split}, MB", sum(map(_size, paths)))
-        about = f"checksums in {_number(paths)}"
-        checks.append(checked(split, "records", about, _findings(found)))
+    for name, of_files in tasks.items():
+        total = sum(map(_size, of_files)) // 10**6
+        with counters(f"{name} of {files.split}, MB", total) as progress:
+            found = _run(of_files, workers, progress)
+        about = f"in {len(of_files):,} file{'s' * (len(of_files) != 1)}"
+        checks.append(checked(files.split, name, about, found))
     return checks
 
 
-def _findings(found: Iterable[_Found]) -> list[Finding]:
-    return [finding for one in found for finding in one.findings]
-
-
-def _check_images(files: Files, index: Index | None, work: "Work") -> list[Check]:
-    """Checks a folder of images against the lists that `data pack` makes."""
-    root = f"{files.place.root}{os.sep}"
-    listed = {path: shard for path, shard in files.listed.items() if path not in files.missing}
-    tasks = {path: _list_of(path, shard, root) for path, shard in listed.items()}
-    total = 0 if index is None else int(index.size.sum())
-    found = work.run(tasks, f"checksums of {files.split}, MB", total)
-    count = sum(shard.samples for shard in files.listed.values())
-    about = f"SHA-256 of {count:,} images"
-    checks = [checked(files.split, "checksums", about, _findings(found))]
-    if index is None or files.missing:
-        return checks
-    known = np.concatenate([np.empty(0, np.uint64), *(one.names for one in found)])
-    extra = np.flatnonzero(~np.isin(hashes_of_names(index), known)).tolist()
-    others = (Finding("not listed in dataset.json", index.locate(row)[0]) for row in extra)
-    about = f"{len(index):,} images"
-    if extra:
-        checks.append(checked(files.split, "other files", about, others, otherwise="note"))
-    return checks
-
-
-# --- work on one file ---
-
-
-def _sum_of(path: str, shard: Shard) -> _Task:
-    def check(open_file: Open) -> _Found:
-        with closing(open_file(path)) as source:
-            if source.size != shard.bytes:
-                what = f"holds {source.size:,} bytes instead of {shard.bytes:,}"
-                return _Found([Finding(what, path)])
-            if _sha256(source) != shard.sha256:
-                return _Found([Finding("its SHA-256 is not that of dataset.json", path)])
-        return _Found([])
+def _sum_of(shard: Shard) -> _Task:
+    def check(source: Source) -> str | None:
+        if source.size != shard.bytes:
+            return f"holds {source.size:,} bytes instead of {shard.bytes:,}"
+        digest = hashlib.sha256()
+        for start in range(0, source.size, _PIECE):
+            digest.update(source.read(start, min(_PIECE, source.size - start)))
+        is_same = digest.hexdigest() == shard.sha256
+        return None if is_same else "its SHA-256 is not that of dataset.json"
 
     return check
 
 
-def _shard(path: str, check_shard: Callable[[Source], None]) -> _Task:
-    def check(open_file: Open) -> _Found:
-        with closing(open_file(path)) as source:
-            check_shard(source)
-        return _Found([])
-
-    return check
-
-
-def _list_of(path: str, shard: Shard, root: str) -> _Task:
-    """Checks the images in a file of lines "SHA-256  name", as written by `sha256sum`.
-
-    `root`: the folder of the split, with a slash at its end.
-    """
-
-    def check(open_file: Open) -> _Found:
-        found = [*_sum_of(path, shard)(open_file).findings]
-        if found:
-            return _Found(found)
-        with closing(open_file(path)) as source:
-            text = os.fsdecode(source.read(0, source.size))
-        # Names are relative to the parent folder of the split's.
-        above = root[: root.rstrip(os.sep).rindex(os.sep) + 1]
-        rows = [line.split("  ", 1) for line in text.split("\n") if line]
-        for known, name in rows:
-            if not is_inside(name):
-                found.append(Finding("names a file outside of its folder", path))
-                continue
-            try:
-                with closing(open_file(above + name)) as image:
-                    if _sha256(image) != known:
-                        found.append(Finding("its SHA-256 is not the listed one", above + name))
-            except FileNotFoundError:
-                found.append(Finding("listed in dataset.json, but not there", above + name))
-        names = hash_names((above + name).removeprefix(root) for _, name in rows)
-        return _Found(found, names)
-
-    return check
-
-
-def _sha256(source: Source) -> str:
-    digest = hashlib.sha256()
-    for start in range(0, source.size, _PIECE):
-        digest.update(source.read(start, min(_PIECE, source.size - start)))
-    return digest.hexdigest()
-
-
-# --- in threads ---
-
-
-@dataclass(frozen=True)
-class Work:
-    """How files are read: by threads, all or those of a part."""
-
-    workers: int
-    counters: Counters
-    units: Units
-
-    def run(self, tasks: dict[str, _Task], what: str, total: int) -> list[_Found]:
-        """The findings of all tasks, in order; `total` bytes will be read."""
-        with self.counters(what, total // 10**6) as progress:
-            meter = _Meter(progress)
-            pool = ThreadPoolExecutor(self.workers)
-
-            def perform(names: Sequence[str]) -> Iterator[_Found]:
-                return pool.map(lambda name: _perform(tasks[name], meter), names)
-
-            try:
-                return [*self.units.run(perform, [*tasks], Codec(_Found.as_json, _found))]
-            finally:
-                meter.stopped.set()  # so that Ctrl-C does not wait for the end of a file of 100 GB
-                pool.shutdown(cancel_futures=True)
-
-
-def _found(result: tuple[list[list[Any]], list[int]]) -> _Found:
-    """The findings of a file, out of a journal."""
-    findings, names = result
-    return _Found([Finding(*finding) for finding in findings], np.array(names, np.uint64))
-
-
-def _perform(task: _Task, meter: "_Meter") -> _Found:
+def _size(path: str) -> int:
     try:
-        return task(lambda path: _Metered(open_source(path), meter))
-    except (DataError, OSError) as error:
-        return _Found([Finding(str(error))])
+        with closing(open_source(path)) as source:
+            return source.size
+    except OSError:
+        return 0
+
+
+def _run(tasks: Mapping[str, _Task], workers: int, progress: Progress) -> list[Finding]:
+    """The findings of all tasks, in order."""
+    meter = _Meter(progress)
+    pool = ThreadPoolExecutor(workers)
+
+    def perform(path: str) -> Finding | None:
+        try:
+            with closing(open_source(path)) as source:
+                problem = tasks[path](_Metered(source, meter))
+        except (DataError, OSError) as error:
+            problem = str(error)
+        return Finding(problem, path) if problem else None
+
+    try:
+        return [found for found in pool.map(perform, tasks) if found]
+    finally:
+        meter.stopped.set()  # so that Ctrl-C does not wait for the end of a file of 100 GB
+        pool.shutdown(cancel_futures=True)
 
 
 class _Meter:
-    """Counts the bytes read by all threads."""
+    """Counts the bytes read by all threads, in MB."""
 
     def __init__(self, progress: Progress) -> None:
         self.stopped = threading.Event()
@@ -222,15 +115,3 @@ class _Metered:
 
     def close(self) -> None:
         self._source.close()
-
-
-def _size(path: str) -> int:
-    try:
-        with closing(open_source(path)) as source:
-            return source.size
-    except OSError:
-        return 0
-
-
-def _number(paths: Sequence[str]) -> str:
-    return f"{len(paths):,} file{'s' * (len(paths) != 1)}"

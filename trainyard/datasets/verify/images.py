@@ -1,6 +1,5 @@
 """Reads, hashes and decodes every image as training does, in processes without torch."""
 
-import base64
 import hashlib
 import multiprocessing
 import multiprocessing.connection
@@ -12,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -26,15 +25,13 @@ from trainyard.data.decode.array_file import array_shape, is_array
 from trainyard.data.decode.crops import Crops
 from trainyard.data.decode.decode import decode_batch, open_lazily
 from trainyard.data.decode.orientation import may_be_turned, orientation_of
-from trainyard.data.decode.packed_record import is_record
 from trainyard.data.formats.scan import ARRAY_SUFFIX, IMAGE_FORMATS
 from trainyard.data.index.build import Progress
 from trainyard.data.index.table import Index, load_index
+from trainyard.data.reading.ahead import read_ahead
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.credentials import Credentials, adopt, known
-from trainyard.datasets.parts import Codec, Units
 from trainyard.datasets.verify.checks import MAX_LISTED
-from trainyard.datasets.verify.records import why_unlike
 from trainyard.errors import DataError
 
 T = TypeVar("T")
@@ -85,54 +82,32 @@ class ImageFindings:
 
 
 def examine(
-    indices: Sequence[Index], scratch: Path, workers: int, progress: Progress, *, units: Units
+    indices: Sequence[Index], workers: int, progress: Progress
 ) -> tuple[list[ImageFindings], Hashes]:
-    """Examines all images; also returns the hashes, index after index, in a file in `scratch`."""
-    total = sum(map(len, indices))
-    hashes = np.memmap(scratch / "hashes", np.uint64, "w+", shape=(total, 2))
-    hashes.flush()
-    paths = [str(index.path) for index in indices]
-    tasks = list(_tasks(indices))
+    """Examines all images; also returns the hashes, index after index."""
+    starts = np.cumsum([0, *map(len, indices)])
+    hashes = np.zeros((int(starts[-1]), 2), np.uint64)
     found = [ImageFindings() for _ in indices]
-
-    def perform(names: Sequence[str]) -> Iterator[_Part]:
-        count = 0
-        with _pool(workers, paths, str(scratch / "hashes")) as pool:
-            for part in _in_order(pool, (tasks[int(name)] for name in names), workers * _AHEAD):
-                yield part
-                count += part.samples
-                progress(count)
-
-    codec = Codec(lambda part: part.as_json(hashes), lambda row: _part_of_json(row, hashes))
-    names = [*map(str, range(len(tasks)))]
-    with closing(units.run(perform, names, codec)) as parts:
-        for part, (split, *_) in zip(parts, tasks, strict=False):  # none of a part
-            found[split].add(part)
-    hashes.flush()
-    return found, np.memmap(scratch / "hashes", "<u8", "r", shape=(total, 2))
+    count = 0
+    with _pool(workers, [str(index.path) for index in indices]) as pool:
+        for part in _in_order(pool, _tasks(indices), workers * _AHEAD):
+            found[part.split].add(part)
+            first = int(starts[part.split]) + part.first
+            hashes[first : first + len(part.hashes)] = part.hashes
+            count += len(part.hashes)
+            progress(count)
+    return found, hashes
 
 
 def same_bytes(hashes: Hashes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The rows that share a hash, group by group, and the first row of each one's group.
-
-    Takes 24 bytes of memory per row, and more for shared rows only.
-    """
-    order = np.argsort(hashes[:, 0], kind="stable")
-    words = hashes[:, 0][order]
-    alike = words[1:] == words[:-1]
-    is_one = np.zeros(len(order), bool)
-    is_one[1:] |= alike
-    is_one[:-1] |= alike
-    rows = order[is_one]
-    found = np.asarray(hashes[rows])
-    rows, found = rows[found.any(axis=1)], found[found.any(axis=1)]
-    order = np.lexsort((rows, found[:, 1], found[:, 0]))
-    rows, found = rows[order], found[order]
-    is_first = np.ones(len(rows), bool)
-    is_first[1:] = (found[1:] != found[:-1]).any(axis=1)
+    """The rows that share a hash, group by group, and the first row of each one's group."""
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: rows of a group are in order
+    ordered = hashes[order]
+    is_first = np.ones(len(order), bool)
+    is_first[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
     group = np.cumsum(is_first) - 1
-    shared = np.bincount(group, minlength=1)[group] > 1 if len(rows) else is_first
-    return rows[shared], rows[is_first][group][shared]
+    shared = (np.bincount(group)[group] > 1) & ordered.any(axis=1)
+    return order[shared], order[is_first][group][shared]
 
 
 # --- processes ---
@@ -141,26 +116,13 @@ def same_bytes(hashes: Hashes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 class _Part(NamedTuple):
     """Findings in one chunk."""
 
-    first: int  # row of the hashes
-    samples: int
+    split: int
+    first: int  # sample
+    hashes: Hashes
     bad: list[Oddity]
     odd: list[Oddity]
     kinds: dict[str, list[int]]
     turned: list[Oddity]
-
-    def as_json(self, hashes: Hashes) -> list[Any]:
-        """With the hashes of the samples."""
-        own = hashes[self.first : self.first + self.samples]
-        return [*self, base64.b64encode(own.tobytes()).decode()]
-
-
-def _part_of_json(row: list[Any], hashes: Hashes) -> _Part:
-    """Also puts the hashes of the samples into their places."""
-    first, samples, bad, odd, kinds, turned, text = row
-    own = np.frombuffer(base64.b64decode(text), "<u8").reshape(samples, 2)
-    hashes[first : first + samples] = own
-    bad, odd, turned = ([(sample, what) for sample, what in rows] for rows in (bad, odd, turned))
-    return _Part(first, samples, bad, odd, kinds, turned)
 
 
 _Task = tuple[int, int, int]  # split, first sample, one past the last
@@ -173,10 +135,10 @@ def _tasks(indices: Sequence[Index]) -> Iterator[_Task]:
 
 
 @contextmanager
-def _pool(workers: int, indices: list[str], hashes: str) -> Iterator[ProcessPoolExecutor]:
+def _pool(workers: int, indices: list[str]) -> Iterator[ProcessPoolExecutor]:
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
     stop = context.RawValue("b", 0)
-    pool = ProcessPoolExecutor(workers, context, _start, (indices, hashes, stop, known()))
+    pool = ProcessPoolExecutor(workers, context, _start, (indices, stop, known()))
     try:
         yield pool
     except BrokenProcessPool:
@@ -204,54 +166,52 @@ def _in_order(pool: ProcessPoolExecutor, tasks: Iterator[_Task], ahead: int) -> 
 
 
 class _Examiner:
-    """The open indices, readers and hashes of one process."""
+    """The open indices and readers of one process."""
 
-    def __init__(self, indices: list[str], hashes: str, stop: Any) -> None:
+    def __init__(self, indices: list[str], stop: Any) -> None:
         self.stop = stop  # a number in shared memory: not 0 once results are no longer needed
         self.indices = [_load(Path(path)) for path in indices]
         self.readers = [Reader(index) for index in self.indices]
-        total = sum(map(len, self.indices))
-        self.hashes: Hashes = np.memmap(hashes, "<u8", "r+", shape=(total, 2))
-        self.starts = np.cumsum([0, *map(len, self.indices)])
 
     def examine(self, split: int, start: int, stop: int) -> _Part:
-        part = _Part(int(self.starts[split]) + start, stop - start, [], [], {}, [])
-        for sample in range(start, stop):
+        part = _Part(split, start, np.zeros((stop - start, 2), np.uint64), [], [], {}, [])
+        contents = read_ahead(self.readers[split], np.arange(start, stop))
+        for sample, content in enumerate(contents, start):
             if self.stop.value:
                 break
-            try:
-                content = self.readers[split].read(sample)
-            except OSError as error:
-                part.bad.append((sample, str(error)))
+            if isinstance(content, OSError):
+                part.bad.append((sample, str(content)))
                 continue
             if content:
                 digest = hashlib.blake2b(content, digest_size=16).digest()
-                self.hashes[self.starts[split] + sample] = np.frombuffer(digest, "<u8")
-            reason = decode_batch([content], _corner, _pixel(content), "bilinear").get(0)
-            if reason is None and is_record(content):
-                reason = why_unlike(content)
-            if reason is not None:
-                part.bad.append((sample, reason))
-                continue
-            suffix = os.path.splitext(self.indices[split].locate(sample)[0])[1].lower()
-            kind, oddities, orientation = _describe(content, suffix)
-            if orientation != 1:
-                part.turned.append((sample, f"orientation {orientation}"))
-            part.kinds.setdefault(kind, []).append(sample)
-            part.odd.extend((sample, oddity) for oddity in oddities)
+                part.hashes[sample - start] = np.frombuffer(digest, "<u8")
+            self._look(part, sample, content)
         return part
+
+    def _look(self, part: _Part, sample: int, content: bytes) -> None:
+        """Adds what is to be said of an image."""
+        reason = decode_batch([content], _corner, _pixel(content), "bilinear").get(0)
+        if reason is not None:
+            part.bad.append((sample, reason))
+            return
+        suffix = os.path.splitext(self.indices[part.split].locate(sample)[0])[1].lower()
+        kind, oddities, orientation = _describe(content, suffix)
+        if orientation != 1:
+            part.turned.append((sample, f"orientation {orientation}"))
+        part.kinds.setdefault(kind, []).append(sample)
+        part.odd.extend((sample, oddity) for oddity in oddities)
 
 
 _examiner: _Examiner  # of this process
 
 
-def _start(indices: list[str], hashes: str, stop: Any, credentials: Credentials) -> None:
+def _start(indices: list[str], stop: Any, credentials: Credentials) -> None:
     global _examiner
     adopt(credentials)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     warnings.filterwarnings("ignore", module="PIL")
     Image.init()
-    _examiner = _Examiner(indices, hashes, stop)
+    _examiner = _Examiner(indices, stop)
 
 
 def _end_with_parent() -> None:

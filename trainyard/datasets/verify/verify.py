@@ -5,30 +5,24 @@ or beside the class list, and validation images that are trained on. Notes are u
 trained on: unusual files, broken links, few images in a class, the same image twice in one split.
 """
 
-import hashlib
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data.index.build import path_beside
 from trainyard.data.index.label_space import match_classes
 from trainyard.data.index.learnable import check_learnable, class_remarks
+from trainyard.data.index.overlap import same_places
 from trainyard.data.index.splits import all_splits
 from trainyard.data.index.table import Index
 from trainyard.data.index.val_share import Side, save_part
-from trainyard.datasets.parts import AllUnits, Identity, Journals, Units
 from trainyard.datasets.verify.checks import Check, Counters, Finding, Result, checked
-from trainyard.datasets.verify.contents import Work, check_contents
+from trainyard.datasets.verify.contents import check_contents
 from trainyard.datasets.verify.images import Hashes, ImageFindings, examine, same_bytes
-from trainyard.datasets.verify.overlap import Part, check_overlap
-from trainyard.datasets.verify.saved_index import check_saved_index
 from trainyard.datasets.verify.shards import Files, check_listing, find_files, index_anew
 from trainyard.errors import DataError
 
@@ -59,84 +53,48 @@ def verify(
     workers: int,
     counters: Counters,
     share: tuple[float, int] | None = None,
-    units: Units | None = None,
 ) -> list[Check]:
     """Checks all splits of a data set; `deep` decodes every image and finds duplicates.
 
-    `share`: val_share and val_seed of a recipe, for data without val data. `units`: files and
-    chunks of images, by default all here and now; of a part, the checks tell nothing. DataError if
-    there is nothing to check, or a server fails.
+    `share`: val_share and val_seed of a recipe, for data without val data. DataError if there is
+    nothing to check, or a server fails.
     """
-    places = _places(location, share)
-    files = [find_files(split, place, location) for split, place in places.items()]
-    checks, splits = check_listing(files, location), []
-    parts: list[Part] = []
+    locations = _locations(location, share)
+    files = [find_files(split, named, location) for split, named in locations.items()]
+    checks = [check_listing(part) for part in files if part.listed]
+    splits: list[VerifiedSplit] = []
     with tempfile.TemporaryDirectory(prefix="trainyard-verify-") as folder:
-        anew = [_index_anew(part, Path(folder), counters) for part in files]
-        work = Work(workers, counters, units or AllUnits())
-        work.units.begin(partial(_identity, files, anew, deep=deep, share=share))
-        for part, (index, found) in zip(files, anew, strict=True):
-            checks += [*found, *check_contents(part, index, work)]
+        for part in files:
+            with counters(f"indexing {part.place.location}", None) as progress:
+                index, found = index_anew(part, Path(folder) / part.split, progress)
+            checks += [*found, *check_contents(part, index, workers, counters)]
             if index is None:
                 continue
-            # In a split with broken files, every sample of these would differ.
-            if not part.missing and all(check.result != "problem" for check in found):
-                checks.append(check_saved_index(part.split, places[part.split], index))
-            parts.append(Part(part.split, part, index))
             own = [VerifiedSplit(part.split, index)]
             if share is not None:
                 own = _divided(index, share, Path(folder))
             splits += own
             checks += [check for split in own for check in _check_rows(split)]
         checks += _check_classes([split for split in splits if split.has_labels])
-        checks += check_overlap(parts)
+        checks += _check_overlap(splits, files) if share is None else []
         if deep and splits:
-            checks += _check_contents_of(splits, Path(folder), work)
+            with counters("decoding images", sum(len(split.index) for split in splits)) as progress:
+                images, hashes = examine([split.index for split in splits], workers, progress)
+            for split, seen in zip(splits, images, strict=True):
+                checks += _check_images(split, seen)
+            checks += _check_duplicates(splits, hashes)
     return checks
 
 
-def _places(location: str, share: object) -> dict[str, str]:
+def _locations(location: str, share: object) -> dict[str, str]:
     """The locations of the splits. DataError for a share beside validation images."""
-    places = all_splits(location)
-    if share is not None and "val" in places:
+    found = all_splits(location)
+    if share is not None and "val" in found:
         raise DataError(
-            f"{location}: has validation images, {places['val']}; --val-share is for data without: "
+            f"{location}: has validation images, {found['val']}; --val-share is for data without: "
             "leave it out"
         )
-    return places
-
-
-def _index_anew(files: Files, folder: Path, counters: Counters) -> tuple[Index | None, list[Check]]:
-    with counters(f"indexing {files.place.location}", None) as progress:
-        return index_anew(files, folder / files.split, progress)
-
-
-def _identity(
-    files: Sequence[Files],
-    anew: Sequence[tuple[Index | None, list[Check]]],
-    *,
-    deep: bool,
-    share: tuple[float, int] | None,
-) -> Identity:
-    """That of the data, all its files included, and of the settings."""
-    settings = {"deep": deep, "val_share": share and share[0], "val_seed": share and share[1]}
-    rows = [
-        [
-            one.split,
-            sorted((shard.name, shard.sha256) for shard in one.listed.values()),
-            len(one.missing),
-            index and [index.fingerprint, index.stamps],
-        ]
-        for one, (index, _) in zip(files, anew, strict=True)
-    ]
-    plan = json.dumps([settings, rows]).encode()
-    return Identity(hashlib.sha256(plan).hexdigest(), settings)
-
-
-def verify_journals(location: str) -> Journals:
-    """The journals of a verification in parts, beside the index, or in its cache."""
-    path = path_beside(location, "verify")
-    return Journals(path.parent, path.name, noun="a verification", doing="verifying it")
+    return found
 
 
 def _divided(index: Index, share: tuple[float, int], folder: Path) -> list[VerifiedSplit]:
@@ -209,19 +167,29 @@ def _check_classes(splits: Sequence[VerifiedSplit]) -> Iterator[Check]:
         yield checked(both, "classes", about, notes, otherwise="note")
 
 
+def _check_overlap(splits: Sequence[VerifiedSplit], files: Sequence[Files]) -> Iterator[Check]:
+    """Checks the first split against the others: equal positions in files, equal shards.
+
+    An overlap is a problem, since validation images that are trained on falsify the accuracy.
+    """
+    for other in splits[1:]:
+        first, both = splits[0], f"{splits[0].name}, {other.name}"
+        rows = same_places(first.index, other.index)
+        found = (other.finding(row, f"is in {first.name} too") for row in rows.tolist())
+        yield checked(both, "overlap", "by file names", found, count=len(rows))
+    known = {shard.sha256: path for path, shard in files[0].listed.items()}
+    for part in files[1:]:
+        same = (
+            Finding(f"has the SHA-256 of {known[shard.sha256]} in {files[0].split}", path)
+            for path, shard in part.listed.items()
+            if known.get(shard.sha256, path) != path
+        )
+        if known and part.listed:
+            both = f"{files[0].split}, {part.split}"
+            yield checked(both, "overlap by checksum", "SHA-256 of shards", same)
+
+
 # --- checks of the images ---
-
-
-def _check_contents_of(
-    splits: Sequence[VerifiedSplit], folder: Path, work: Work
-) -> Iterator[Check]:
-    """Checks that need every image decoded; `folder` is for scratch."""
-    indices = [split.index for split in splits]
-    with work.counters("decoding images", sum(map(len, indices))) as progress:
-        images, hashes = examine(indices, folder, work.workers, progress, units=work.units)
-    for split, seen in zip(splits, images, strict=True):
-        yield from _check_images(split, seen)
-    yield from _check_duplicates(splits, hashes)
 
 
 def _check_images(split: VerifiedSplit, images: ImageFindings) -> Iterator[Check]:

@@ -31,16 +31,10 @@ static bool has_codes(const Codes *codes, const JpegCodes *spec) {
            memcmp(codes->symbols, spec->symbols, (size_t)spec->num_symbols) == 0;
 }
 
-/* A mapped file may change or vanish while it is read. So it counts as not made until all is read,
- * and what was read is checked, again: codes that are not sound are dropped. */
-static void keep_codes(Codes *codes, const JpegCodes *spec, bool is_dc) {
-    codes->num_symbols = 0;
+static void keep_codes(Codes *codes, const JpegCodes *spec) {
     memcpy(codes->counts, spec->counts, sizeof codes->counts);
     memset(codes->symbols, 0, sizeof codes->symbols);
     memcpy(codes->symbols, spec->symbols, (size_t)spec->num_symbols);
-    JpegCodes kept = {codes->counts, codes->symbols, spec->num_symbols};
-    if (huffman_check(&kept, is_dc) != OK)
-        memset(codes->counts, 0, sizeof codes->counts);
     codes->num_symbols = spec->num_symbols;
     int32_t code = 0, place = 0;
     for (int length = 1; length <= 16; length++) {
@@ -227,11 +221,11 @@ void huffman_prepare(DecodeTables *tables, const JpegHeader *header) {
         DcTable *dc = &tables->dc[component->dc];
         AcTable *ac = &tables->ac[component->ac];
         if (!has_codes(&dc->codes, &header->dc[component->dc])) {
-            keep_codes(&dc->codes, &header->dc[component->dc], true);
+            keep_codes(&dc->codes, &header->dc[component->dc]);
             make_dc(dc);
         }
         if (!has_codes(&ac->codes, &header->ac[component->ac])) {
-            keep_codes(&ac->codes, &header->ac[component->ac], false);
+            keep_codes(&ac->codes, &header->ac[component->ac]);
             make_ac(ac);
             ac->has_skip = false;
         }

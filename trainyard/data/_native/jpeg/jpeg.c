@@ -75,7 +75,7 @@ static Status read_codes(JpegHeader *header, Segment segment) {
 }
 
 static Status read_component(JpegHeader *header, Markers *markers, int index, const uint8_t *at) {
-    uint8_t id = load_once(at), factors = load_once(at + 1), quant = load_once(at + 2);
+    uint8_t id = at[0], factors = at[1], quant = at[2];
     int h = factors >> 4, v = factors & 15;
     for (int other = 0; other < index; other++)
         if (markers->ids[other] == id)
@@ -114,7 +114,7 @@ static Status read_frame(JpegHeader *header, Markers *markers, Segment segment) 
         return NOT_OURS;
     header->height = load_be16(segment.at + 1);
     header->width = load_be16(segment.at + 3);
-    header->num_components = load_once(segment.at + 5);
+    header->num_components = segment.at[5];
     if (header->width == 0 || segment.size != 6 + 3 * (size_t)header->num_components)
         return DAMAGED;
     if (header->num_components != 1 && header->num_components != 3)
@@ -172,7 +172,7 @@ static Status read_scan(JpegHeader *header, const Markers *markers, Segment segm
         const uint8_t *at = segment.at + 1 + 2 * i;
         if (at[0] != markers->ids[i])
             return NOT_OURS;
-        uint8_t tables = load_once(at + 1);
+        uint8_t tables = at[1];
         if (tables >> 4 > 3 || (tables & 15) > 3)
             return DAMAGED;
         header->components[i].dc = tables >> 4;

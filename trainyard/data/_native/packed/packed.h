@@ -70,8 +70,7 @@ typedef struct {
  * them. What the masks say of the values is not checked. */
 Status packed_row(PackedRow *row, const Packed *packed, int component, int number);
 
-/* The JPEG that a record was made of. The record must not change meanwhile: not for mapped files.
- */
+/* The JPEG that a record was made of. */
 Status packed_unpack(const uint8_t *record, size_t size, Buffer *jpeg, size_t *jpeg_size);
 
 static inline bool packed_is_record(const uint8_t *bytes, size_t size) {

@@ -15,7 +15,7 @@ static size_t values_before(const PackedRow *row, int first) {
 }
 
 /* A block's coefficients, whose values begin at `*at` in the row's; then those of the next one do.
- * False if they are not all there. The mask is read once: a mapped file may change. */
+ * False if they are not all there. */
 static inline bool unpack_block(int16_t *block, const PackedRow *row, int number, size_t *at) {
     uint64_t mask = packed_mask(row, number);
     const uint8_t *values = row->values + *at;
@@ -102,7 +102,7 @@ static void pixels_planes(Plane planes[3], const Packed *packed) {
     }
 }
 
-static Status decode_packed(Scratch *scratch, const Stored *stored, const Crop *crop,
+static Status decode_packed(Scratch *scratch, const Stored *stored, Crop *crop,
                             const Target *target) {
     Packed packed;
     Status status = packed_open(&packed, stored->bytes, stored->size);
@@ -110,10 +110,10 @@ static Status decode_packed(Scratch *scratch, const Stored *stored, const Crop *
         return status;
     if (packed.kind == PACKED_PIXELS && target->channels == 1)
         return NOT_OURS; /* the libraries make luma of colours */
-    if (!box_is_inside(crop, packed.width, packed.height))
-        return BAD_BOX;
     Taking taking;
-    status = make_taking(&taking, scratch, &packed.jpeg, crop, target);
+    status = settle_box(crop, packed.width, packed.height);
+    if (status == OK)
+        status = make_taking(&taking, scratch, &packed.jpeg, crop, target);
     if (status != OK)
         return status;
     Plane planes[3];

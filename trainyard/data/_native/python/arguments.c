@@ -28,15 +28,61 @@ void *views_add(Views *views, PyObject *object, const char *name, int64_t size, 
     return view->len ? view->buf : nothing;
 }
 
-/* Holds `buffers`, a sequence, one after another. */
-static bool add_all(Views *views, PyObject *buffers, Py_ssize_t count) {
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *buffer = PySequence_GetItem(buffers, i);
-        bool is_held = buffer && views_add(views, buffer, "buffers", ANY_SIZE, false);
-        Py_XDECREF(buffer);
-        if (!is_held)
-            return false;
+/* A source of images: a buffer that is held, or an open file. */
+typedef struct {
+    Py_ssize_t view; /* -1: a file */
+    int file;
+} SourceOfImages;
+
+/* Holds the buffers among `sources`; the caller frees what this returns. NULL with an exception. */
+static SourceOfImages *add_sources(Views *views, PyObject *sources, Py_ssize_t count) {
+    SourceOfImages *added = PyMem_Calloc((size_t)count + 1, sizeof *added);
+    if (!added)
+        PyErr_NoMemory();
+    for (Py_ssize_t i = 0; added && i < count; i++) {
+        PyObject *source = PySequence_GetItem(sources, i);
+        bool is_buffer = source && PyObject_CheckBuffer(source), is_held = false;
+        added[i] = (SourceOfImages){is_buffer ? views->count : -1, -1};
+        if (is_buffer)
+            is_held = views_add(views, source, "sources", ANY_SIZE, false);
+        else if (source)
+            is_held = (added[i].file = PyObject_AsFileDescriptor(source)) >= 0;
+        Py_XDECREF(source);
+        if (!is_held) {
+            PyMem_Free(added);
+            added = NULL;
+        }
     }
+    return added;
+}
+
+/* Image `i` of a source. False if it lies outside. */
+static bool add_image(Views *views, const SourceOfImages *source, Py_ssize_t i, int64_t offset,
+                      int64_t length) {
+    if (offset < 0 || length < 0)
+        return false;
+    views->images[i] = (Image){NULL, source->file, offset, length};
+    if (source->view < 0)
+        return true;
+    const Py_buffer *buffer = &views->views[source->view];
+    if (offset > buffer->len || length > buffer->len - offset)
+        return false;
+    static const uint8_t nothing[1]; /* an empty buffer may have no address */
+    views->images[i].bytes = length ? (const uint8_t *)buffer->buf + offset : nothing;
+    return true;
+}
+
+static bool add_images(Views *views, Images *images, const SourceOfImages *sources,
+                       Py_ssize_t num_sources, const int64_t *const spans[3]) {
+    for (int64_t i = 0; i < images->count; i++) {
+        int64_t which = spans[0][i];
+        if (which < 0 || which >= num_sources ||
+            !add_image(views, &sources[which], i, spans[1][i], spans[2][i])) {
+            PyErr_Format(PyExc_ValueError, "image %zd lies outside its source", (Py_ssize_t)i);
+            return false;
+        }
+    }
+    images->all = views->images;
     return true;
 }
 
@@ -44,7 +90,7 @@ bool views_add_images(Views *views, Images *images, PyObject *const arguments[4]
     const int64_t *which = views_add(views, arguments[1], "which", ANY_SIZE, false);
     if (!which)
         return false;
-    int64_t count = views->views[views->count - 1].len / 8;
+    int64_t count = images->count = views->views[views->count - 1].len / 8;
     if (views->views[views->count - 1].len % 8) {
         PyErr_SetString(PyExc_ValueError, "which: no whole number of int64");
         return false;
@@ -52,32 +98,25 @@ bool views_add_images(Views *views, Images *images, PyObject *const arguments[4]
     const int64_t *offsets = views_add(views, arguments[2], "offsets", count * 8, false);
     const int64_t *lengths =
         offsets ? views_add(views, arguments[3], "lengths", count * 8, false) : NULL;
-    Py_ssize_t first = views->count, num_buffers = lengths ? PySequence_Size(arguments[0]) : -1;
-    if (num_buffers < 0 || !add_all(views, arguments[0], num_buffers))
+    Py_ssize_t num_sources = lengths ? PySequence_Size(arguments[0]) : -1;
+    if (num_sources < 0)
         return false;
-    views->bytes = PyMem_Calloc((size_t)count + 1, sizeof(uint8_t *));
-    if (!views->bytes) {
+    views->images = PyMem_Calloc((size_t)count + 1, sizeof(Image));
+    if (!views->images) {
         PyErr_NoMemory();
         return false;
     }
-    for (int64_t i = 0; i < count; i++) {
-        bool is_known = which[i] >= 0 && which[i] < num_buffers;
-        const Py_buffer *buffer = is_known ? &views->views[first + which[i]] : NULL;
-        if (!buffer || offsets[i] < 0 || lengths[i] < 0 || offsets[i] > buffer->len ||
-            lengths[i] > buffer->len - offsets[i]) {
-            PyErr_Format(PyExc_ValueError, "image %zd lies outside its buffer", (Py_ssize_t)i);
-            return false;
-        }
-        views->bytes[i] = (const uint8_t *)buffer->buf + offsets[i];
-    }
-    *images = (Images){count, views->bytes, lengths};
-    return true;
+    SourceOfImages *sources = add_sources(views, arguments[0], num_sources);
+    const int64_t *const spans[] = {which, offsets, lengths};
+    bool is_added = sources && add_images(views, images, sources, num_sources, spans);
+    PyMem_Free(sources);
+    return is_added;
 }
 
 void views_release(Views *views) {
     for (Py_ssize_t i = 0; i < views->count; i++)
         PyBuffer_Release(&views->views[i]);
     PyMem_Free(views->views);
-    PyMem_Free((void *)views->bytes);
+    PyMem_Free(views->images);
     *views = (Views){0};
 }

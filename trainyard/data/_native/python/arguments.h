@@ -11,7 +11,7 @@
 typedef struct {
     Py_buffer *views;
     Py_ssize_t count, capacity;
-    const uint8_t **bytes; /* of each image, for Images */
+    Image *images; /* of a call that has some */
 } Views;
 
 #define ANY_SIZE (-1)
@@ -19,7 +19,7 @@ typedef struct {
 /* The memory of a contiguous buffer of `size` bytes; NULL with an exception that names it. */
 void *views_add(Views *views, PyObject *object, const char *name, int64_t size, bool writable);
 
-/* The arguments (buffers, which, offsets, lengths) of a call. False with an exception. */
+/* The arguments (sources, which, offsets, lengths) of a call. False with an exception. */
 bool views_add_images(Views *views, Images *images, PyObject *const arguments[4]);
 
 void views_release(Views *views);

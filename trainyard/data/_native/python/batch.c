@@ -34,65 +34,62 @@ static Status size_of(const uint8_t *bytes, size_t length, int64_t size[2]) {
     return status;
 }
 
-/* In functions of their own: what is in registers where sigsetjmp is called may be lost. The signal
- * mask is not saved, which would be a system call per image: see SA_NODEFER in files.c. */
-static __attribute__((noinline)) Status guarded_size(const uint8_t *bytes, size_t length,
-                                                     int64_t size[2]) {
-    BusGuard guard;
-    volatile Status status = UNREADABLE;
-    bus_guard_set(&guard);
-    if (sigsetjmp(guard.back, 0) == 0)
-        status = size_of(bytes, length, size);
-    bus_guard_release(&guard);
-    return status;
+Status image_bytes(const Image *image, Buffer *buffer, const uint8_t **bytes) {
+    *bytes = image->bytes;
+    if (image->bytes)
+        return OK;
+    if (!buffer_reserve(buffer, (size_t)image->length + 1))
+        return NO_MEMORY;
+    *bytes = buffer->data;
+    return read_span(image->file, buffer->data, image->length, image->begin) ? UNREADABLE : OK;
 }
 
-static __attribute__((noinline)) Status guarded_decode(const Path *path, Scratch *scratch,
-                                                       const Stored *stored, const Crop *crop,
-                                                       const Target *target) {
-    BusGuard guard;
-    volatile Status status = UNREADABLE;
-    bus_guard_set(&guard);
-    if (sigsetjmp(guard.back, 0) == 0)
-        status = path->decode(scratch, stored, crop, target);
-    bus_guard_release(&guard);
-    return status;
-}
-
-void batch_sizes(const Images *images, int64_t *sizes, uint8_t *status) {
+void batch_sizes(const Images *images, Scratch *scratch, int64_t *sizes, uint8_t *status) {
     for (int64_t i = 0; i < images->count; i++) {
         int64_t *size = sizes + 2 * i;
         size[0] = size[1] = 1;
-        status[i] = (uint8_t)guarded_size(images->bytes[i], (size_t)images->lengths[i], size);
+        const uint8_t *bytes;
+        Status found = image_bytes(&images->all[i], &scratch->file, &bytes);
+        if (found == OK)
+            found = size_of(bytes, (size_t)images->all[i].length, size);
+        status[i] = (uint8_t)found;
+        scratch_trim(scratch);
     }
 }
 
-static SeekTable seek_of(const SeekTables *seek, int64_t image) {
-    if (!seek->entries)
+static SeekTable seek_of(const Images *seek, int64_t number, Buffer *buffer) {
+    const uint8_t *entries;
+    if (!seek->all || image_bytes(&seek->all[number], buffer, &entries) != OK)
         return (SeekTable){0};
-    int64_t begin = seek->begins[image], count = seek->ends[image] - begin;
-    if (count <= 0 || count > INT32_MAX)
-        return (SeekTable){0};
-    return (SeekTable){seek->entries + (size_t)begin * sizeof(SeekEntry), (int)count};
+    int64_t count = seek->all[number].length / (int64_t)sizeof(SeekEntry);
+    return (SeekTable){count ? entries : NULL, (int)min_int64(count, INT32_MAX)};
+}
+
+static Status decode_one(const Path *path, Scratch *scratch, Stored *stored, Crop *crop,
+                         const Target *target) {
+    Status status = path->decode(scratch, stored, crop, target);
+    if (status != DAMAGED || !stored->seek.entries)
+        return status;
+    stored->seek = (SeekTable){0}; /* perhaps it is the table that is wrong */
+    return path->decode(scratch, stored, crop, target);
 }
 
 void batch_decode(const Path *path, Scratch *scratch, const Images *images, const Crops *crops,
-                  const SeekTables *seek, const Target *target, uint8_t *status) {
-    size_t image_bytes = (size_t)target->width * (size_t)target->height * (size_t)target->channels;
+                  const Images *seek, const Target *target, uint8_t *status) {
+    size_t pixels = (size_t)target->width * (size_t)target->height * (size_t)target->channels;
     for (int64_t i = 0; i < images->count; i++) {
         if (status[i] != OK)
             continue;
-        const double *box = crops->boxes + 4 * i;
-        Stored stored = {images->bytes[i], (size_t)images->lengths[i], seek_of(seek, i)};
-        Crop crop = {box[0],        box[1],       box[2], box[3], crops->flips[i] != 0,
-                     crops->beyond, crops->filter};
+        double *box = crops->boxes + 4 * i;
+        Stored stored = {NULL, (size_t)images->all[i].length, seek_of(seek, i, &scratch->seek)};
+        Crop crop = {{box[0], box[1], box[2], box[3]}, crops->flips[i] != 0, crops->beyond,
+                     crops->filter, &crops->rule, i};
         Target own = *target;
-        own.pixels += (size_t)i * image_bytes;
-        Status found = guarded_decode(path, scratch, &stored, &crop, &own);
-        if (found == DAMAGED && stored.seek.entries) {
-            stored.seek = (SeekTable){0}; /* perhaps it is the table that is wrong */
-            found = guarded_decode(path, scratch, &stored, &crop, &own);
-        }
+        own.pixels += (size_t)i * pixels;
+        Status found = image_bytes(&images->all[i], &scratch->file, &stored.bytes);
+        if (found == OK)
+            found = decode_one(path, scratch, &stored, &crop, &own);
+        memcpy(box, crop.box, sizeof crop.box);
         status[i] = (uint8_t)found;
         scratch_trim(scratch);
     }

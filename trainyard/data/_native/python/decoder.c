@@ -83,10 +83,11 @@ static bool begin(Decoder *self) {
 }
 
 static PyObject *sizes(PyObject *object, PyObject *args) {
-    (void)object;
+    Decoder *self = (Decoder *)object;
     PyObject *stored[4], *out, *status;
     if (!PyArg_ParseTuple(args, "OOOOOO", &stored[0], &stored[1], &stored[2], &stored[3], &out,
-                          &status))
+                          &status) ||
+        !begin(self))
         return NULL;
     Views views = {0};
     Images images;
@@ -97,10 +98,11 @@ static PyObject *sizes(PyObject *object, PyObject *args) {
                     (states = views_add(&views, status, "out_status", images.count, true));
     if (is_ready) {
         Py_BEGIN_ALLOW_THREADS;
-        batch_sizes(&images, to, states);
+        batch_sizes(&images, self->scratch, to, states);
         Py_END_ALLOW_THREADS;
     }
     views_release(&views);
+    self->is_busy = false;
     return is_ready ? Py_NewRef(Py_None) : NULL;
 }
 
@@ -108,19 +110,33 @@ static PyObject *sizes(PyObject *object, PyObject *args) {
 typedef struct {
     PyObject *stored[4], *boxes, *flips, *out, *status;
     int height, width, bicubic, beyond, planar, channels;
-    PyObject *seek, *begins, *ends; /* NULL or None: no tables */
+    PyObject *seek;  /* NULL or None: no tables */
+    PyObject *drawn; /* NULL: boxes are given, or central */
+    BoxRule rule;
 } DecodeArguments;
 
 static bool parse_decode(DecodeArguments *a, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"buffers", "which",  "offsets",     "lengths",   "boxes",   "flips",
-                            "out",     "status", "height",      "width",     "bicubic", "beyond",
-                            "planar",  "seek",   "seek_begins", "seek_ends", "channels", NULL};
+    static char *names[] = {"sources",  "which",  "offsets",     "lengths",   "boxes",   "flips",
+                            "out",      "status", "height",      "width",     "bicubic", "beyond",
+                            "planar",   "seek",   "channels",    "drawn",     "ratio",   "central",
+                            NULL};
     *a = (DecodeArguments){.channels = 3};
+    long long central[4] = {0}; /* see BoxRule: size, then covered */
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OOOOOOOO|$iipppOOOi", names, &a->stored[0], &a->stored[1], &a->stored[2],
-            &a->stored[3], &a->boxes, &a->flips, &a->out, &a->status, &a->height, &a->width,
-            &a->bicubic, &a->beyond, &a->planar, &a->seek, &a->begins, &a->ends, &a->channels))
+            args, kwargs, "OOOOOOOO|$iipppOiO(dd)(LLLL)", names, &a->stored[0], &a->stored[1],
+            &a->stored[2], &a->stored[3], &a->boxes, &a->flips, &a->out, &a->status, &a->height,
+            &a->width, &a->bicubic, &a->beyond, &a->planar, &a->seek, &a->channels, &a->drawn, &a->rule.ratio[0], &a->rule.ratio[1], &central[0],
+            &central[1], &central[2], &central[3]))
         return false;
+    a->rule.kind = a->drawn ? RANDOM : central[0] ? CENTRAL : GIVEN;
+    for (int axis = 0; axis < 2; axis++) {
+        a->rule.size[axis] = central[axis];
+        a->rule.covered[axis] = central[axis + 2];
+        if (a->rule.kind == CENTRAL && (central[axis] < 1 || central[axis + 2] < 1)) {
+            PyErr_SetString(PyExc_ValueError, "central: at least 1 pixel");
+            return false;
+        }
+    }
     if (a->height < 1 || a->width < 1 || a->height > 65535 || a->width > 65535) {
         PyErr_SetString(PyExc_ValueError, "height and width: 1 to 65535");
         return false;
@@ -134,30 +150,19 @@ static bool parse_decode(DecodeArguments *a, PyObject *args, PyObject *kwargs) {
     return true;
 }
 
-/* Seek tables whose entries all lie in their buffer. */
-static bool add_seek(Views *views, SeekTables *seek, const DecodeArguments *a, int64_t count) {
-    *seek = (SeekTables){0};
-    if (!a->seek)
+/* The seek tables of `count` images. */
+static bool add_seek(Views *views, Images *seek, PyObject *spans, int64_t count) {
+    PyObject *stored[4];
+    *seek = (Images){0};
+    if (!spans)
         return true;
-    if (!a->begins || !a->ends) {
-        PyErr_SetString(PyExc_TypeError, "seek: needs seek_begins and seek_ends");
+    if (!PyArg_ParseTuple(spans, "OOOO", &stored[0], &stored[1], &stored[2], &stored[3]) ||
+        !views_add_images(views, seek, stored))
         return false;
-    }
-    seek->entries = views_add(views, a->seek, "seek", ANY_SIZE, false);
-    if (!seek->entries)
-        return false;
-    int64_t num_entries = views->views[views->count - 1].len / (int64_t)sizeof(SeekEntry);
-    seek->begins = views_add(views, a->begins, "seek_begins", count * 8, false);
-    seek->ends = seek->begins ? views_add(views, a->ends, "seek_ends", count * 8, false) : NULL;
-    if (!seek->ends)
-        return false;
-    for (int64_t i = 0; i < count; i++)
-        if (seek->begins[i] < 0 || seek->ends[i] < seek->begins[i] || seek->ends[i] > num_entries) {
-            PyErr_Format(PyExc_ValueError, "image %zd: its seek table lies outside the buffer",
-                         (Py_ssize_t)i);
-            return false;
-        }
-    return true;
+    if (seek->count == count)
+        return true;
+    PyErr_SetString(PyExc_ValueError, "seek: one table for each image");
+    return false;
 }
 
 static PyObject *decode(PyObject *object, PyObject *args, PyObject *kwargs) {
@@ -165,17 +170,18 @@ static PyObject *decode(PyObject *object, PyObject *args, PyObject *kwargs) {
     DecodeArguments a;
     if (!parse_decode(&a, args, kwargs) || !begin(self))
         return NULL;
-    Views views = {0};
-    Images images;
-    SeekTables seek;
-    Crops crops = {.beyond = a.beyond, .filter = a.bicubic ? BICUBIC : BILINEAR};
+    Views views = {0}, of_seek = {0};
+    Images images, seek;
+    Crops crops = {.beyond = a.beyond, .filter = a.bicubic ? BICUBIC : BILINEAR, .rule = a.rule};
     Target target = {
         .width = a.width, .height = a.height, .channels = a.channels, .planar = a.planar};
     uint8_t *status = NULL;
     int64_t pixels = (int64_t)a.channels * a.width * a.height;
     bool is_ready =
-        views_add_images(&views, &images, a.stored) && add_seek(&views, &seek, &a, images.count) &&
-        (crops.boxes = views_add(&views, a.boxes, "boxes", images.count * 32, false)) &&
+        views_add_images(&views, &images, a.stored) && add_seek(&of_seek, &seek, a.seek, images.count) &&
+        (crops.boxes = views_add(&views, a.boxes, "boxes", images.count * 32, true)) &&
+        (!a.drawn || (crops.rule.drawn = views_add(&views, a.drawn, "drawn",
+                                                   images.count * 8 * DRAWN, false))) &&
         (crops.flips = views_add(&views, a.flips, "flips", images.count, false)) &&
         (target.pixels = views_add(&views, a.out, "out", images.count * pixels, true)) &&
         (status = views_add(&views, a.status, "status", images.count, true));
@@ -185,6 +191,7 @@ static PyObject *decode(PyObject *object, PyObject *args, PyObject *kwargs) {
         Py_END_ALLOW_THREADS;
     }
     views_release(&views);
+    views_release(&of_seek);
     self->is_busy = false;
     return is_ready ? Py_NewRef(Py_None) : NULL;
 }

@@ -1,12 +1,9 @@
 /* The extension module `core`; core.pyi says what each function takes and gives. */
 #include "python/arguments.h"
-#include "resize/boxes.h"
 #include "python/decoder.h"
 #include "files.h"
 #include "permute.h"
 #include "snappy.h"
-
-enum { TOUCHED = 16 }; /* of the images of a call */
 
 static PyObject *read_files_(PyObject *module, PyObject *args) {
     (void)module;
@@ -40,8 +37,8 @@ static PyObject *read_files_(PyObject *module, PyObject *args) {
     return is_ready ? Py_NewRef(Py_None) : NULL;
 }
 
-/* Does something with stretches of mapped files, without the interpreter lock. */
-static PyObject *with_images(PyObject *args, void (*work)(const Images *images)) {
+static PyObject *will_need_(PyObject *module, PyObject *args) {
+    (void)module;
     PyObject *stored[4];
     if (!PyArg_ParseTuple(args, "OOOO", &stored[0], &stored[1], &stored[2], &stored[3]))
         return NULL;
@@ -50,33 +47,13 @@ static PyObject *with_images(PyObject *args, void (*work)(const Images *images))
     bool is_ready = views_add_images(&views, &images, stored);
     if (is_ready) {
         Py_BEGIN_ALLOW_THREADS;
-        work(&images);
+        for (int64_t i = 0; i < images.count; i++)
+            if (!images.all[i].bytes)
+                will_need(images.all[i].file, images.all[i].length, images.all[i].begin);
         Py_END_ALLOW_THREADS;
     }
     views_release(&views);
     return is_ready ? Py_NewRef(Py_None) : NULL;
-}
-
-static void need_all(const Images *images) {
-    for (int64_t i = 0; i < images->count; i++)
-        will_need(images->bytes[i], (size_t)images->lengths[i]);
-}
-
-static void touch_some(const Images *images) {
-    int64_t step = images->count / TOUCHED + 1;
-    for (int64_t i = 0; i < images->count; i += step)
-        if (images->lengths[i] && !was_in_memory(images->bytes[i] + images->lengths[i] / 2))
-            return;
-}
-
-static PyObject *will_need_(PyObject *module, PyObject *args) {
-    (void)module;
-    return with_images(args, need_all);
-}
-
-static PyObject *touch_(PyObject *module, PyObject *args) {
-    (void)module;
-    return with_images(args, touch_some);
 }
 
 static bool do_not_fall(const int64_t *ends, int64_t count, int64_t size) {
@@ -134,38 +111,11 @@ static PyObject *permute_(PyObject *module, PyObject *args) {
     return is_ready ? Py_NewRef(Py_None) : NULL;
 }
 
-static PyObject *random_boxes_(PyObject *module, PyObject *args) {
-    (void)module;
-    PyObject *sizes, *drawn, *out;
-    double ratio[2];
-    if (!PyArg_ParseTuple(args, "OOddO", &sizes, &drawn, &ratio[0], &ratio[1], &out))
-        return NULL;
-    Views views = {0};
-    const void *size = views_add(&views, sizes, "sizes", ANY_SIZE, false), *numbers = NULL;
-    int64_t count = size ? views.views[0].len / 16 : 0;
-    void *boxes = NULL;
-    bool is_ready =
-        size && (numbers = views_add(&views, drawn, "drawn", count * 8 * DRAWN, false)) &&
-        (boxes = views_add(&views, out, "out_boxes", count * 32, true));
-    if (is_ready) /* a microsecond for a slice: the lock stays */
-        random_boxes(count, size, numbers, ratio, boxes);
-    views_release(&views);
-    return is_ready ? Py_NewRef(Py_None) : NULL;
-}
-
-static PyObject *guard_bus_errors_(PyObject *module, PyObject *none) {
-    (void)module, (void)none;
-    return guard_bus_errors() ? Py_NewRef(Py_None) : PyErr_SetFromErrno(PyExc_OSError);
-}
-
 static PyMethodDef functions[] = {
     {"read_files", read_files_, METH_VARARGS, NULL},
     {"will_need", will_need_, METH_VARARGS, NULL},
-    {"touch", touch_, METH_VARARGS, NULL},
     {"unpack_snappy", unpack_snappy_, METH_VARARGS, NULL},
     {"permute", permute_, METH_VARARGS, NULL},
-    {"random_boxes", random_boxes_, METH_VARARGS, NULL},
-    {"guard_bus_errors", guard_bus_errors_, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

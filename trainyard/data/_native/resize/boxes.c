@@ -10,7 +10,7 @@ static double at_least_1(double x) { return x < 1 ? 1 : x; }
 static double least(double a, double b) { return a < b ? a : b; }
 
 /* The largest box that has such a ratio, centred: where no try fits. */
-static void central_box(double width, double height, const double ratio[2], double box[4]) {
+static void widest_box(double width, double height, const double ratio[2], double box[4]) {
     double nearest = width / height;
     nearest = nearest < ratio[0] ? ratio[0] : least(nearest, ratio[1]);
     double wide = at_least_1(least(width, rint(height * nearest)));
@@ -37,11 +37,28 @@ static bool drawn_box(double width, double height, const double drawn[DRAWN], do
     return false;
 }
 
-void random_boxes(int64_t count, const int64_t (*sizes)[2], const double (*drawn)[DRAWN],
-                  const double ratio[2], double (*boxes)[4]) {
-    for (int64_t i = 0; i < count; i++) {
-        double width = (double)sizes[i][0], height = (double)sizes[i][1];
-        if (!drawn_box(width, height, drawn[i], boxes[i]))
-            central_box(width, height, ratio, boxes[i]);
+static void central_box(const BoxRule *rule, const int64_t size[2], double box[4]) {
+    double scales[2], resized[2];
+    int64_t shorter = size[0] < size[1] ? size[0] : size[1];
+    for (int axis = 0; axis < 2; axis++)
+        scales[axis] = (double)size[axis] / (double)rule->covered[axis];
+    for (int axis = 0; axis < 2; axis++) /* whole pixels: truncated for a square, else rounded */
+        resized[axis] = rule->covered[0] == rule->covered[1]
+                            ? (double)(size[axis] * rule->covered[axis] / shorter)
+                            : rint((double)size[axis] / least(scales[0], scales[1]));
+    for (int axis = 0; axis < 2; axis++) {
+        double start = rint((resized[axis] - (double)rule->size[axis]) / 2);
+        double step = (double)size[axis] / resized[axis], end = (double)size[axis];
+        double low = start * step, high = (start + (double)rule->size[axis]) * step;
+        box[axis] = low < 0 ? 0 : least(low, end); /* corrects rounding errors */
+        box[axis + 2] = high < 0 ? 0 : least(high, end);
     }
+}
+
+void make_box(const BoxRule *rule, int64_t i, const int64_t size[2], double box[4]) {
+    double width = (double)size[0], height = (double)size[1];
+    if (rule->kind == CENTRAL)
+        central_box(rule, size, box);
+    else if (rule->kind == RANDOM && !drawn_box(width, height, rule->drawn[i], box))
+        widest_box(width, height, rule->ratio, box);
 }

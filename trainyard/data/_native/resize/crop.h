@@ -69,14 +69,14 @@ static Status jpeg_planes(Plane planes[3], int used, Scratch *scratch, const Jpe
     return status;
 }
 
-static Status decode_png(Scratch *scratch, const Stored *stored, const Crop *crop,
+static Status decode_png(Scratch *scratch, const Stored *stored, Crop *crop,
                          const Target *target) {
     PngHeader header;
     Status status = png_read_header(&header, stored->bytes, stored->size);
+    if (status == OK)
+        status = settle_box(crop, header.width, header.height);
     if (status != OK)
         return status;
-    if (!box_is_inside(crop, header.width, header.height))
-        return BAD_BOX;
     Colours colours = png_colours(&header);
     if (colours == RGB && target->channels == 1)
         return NOT_OURS; /* the libraries make luma of colours */
@@ -91,7 +91,7 @@ static Status decode_png(Scratch *scratch, const Stored *stored, const Crop *cro
     return resize(scratch, planes, colours, taking.x, taking.y, crop->filter, target);
 }
 
-static Status decode(Scratch *scratch, const Stored *stored, const Crop *crop,
+static Status decode(Scratch *scratch, const Stored *stored, Crop *crop,
                      const Target *target) {
     if (png_is_one(stored->bytes, stored->size))
         return decode_png(scratch, stored, crop, target);
@@ -99,10 +99,12 @@ static Status decode(Scratch *scratch, const Stored *stored, const Crop *crop,
         return decode_packed(scratch, stored, crop, target);
     JpegHeader header;
     Status status = jpeg_read_header(&header, stored->bytes, stored->size);
+    if (status == OK && crop->rule->kind != GIVEN && !jpeg_is_whole(stored->bytes, stored->size))
+        status = DAMAGED; /* whatever the box is */
+    if (status == OK)
+        status = settle_box(crop, header.width, header.height);
     if (status != OK)
         return status;
-    if (!box_is_inside(crop, header.width, header.height))
-        return BAD_BOX;
     Taking taking;
     Plane planes[3];
     int used = components_needed(&header, target);

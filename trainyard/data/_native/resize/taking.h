@@ -7,10 +7,19 @@
 #include "jpeg/idct.h"
 #include "simd/path.h"
 
-static bool box_is_inside(const Crop *crop, int width, int height) {
-    /* Written so that NaN is outside. */
-    return crop->left >= 0 && crop->top >= 0 && crop->right <= width && crop->bottom <= height &&
-           crop->right > crop->left && crop->bottom > crop->top;
+/* Pillow's own limit: larger images are taken for decompression bombs. */
+#define LARGEST_IMAGE 178956970
+
+/* Make the box of an image of this size, if it is not given; OK if it lies inside. */
+static Status settle_box(Crop *crop, int width, int height) {
+    int64_t size[2] = {width, height};
+    if (crop->rule->kind != GIVEN && size[0] * size[1] > LARGEST_IMAGE)
+        return NOT_OURS;
+    make_box(crop->rule, crop->number, size, crop->box);
+    const double *box = crop->box; /* written so that NaN is outside */
+    bool is_inside = box[0] >= 0 && box[1] >= 0 && box[2] <= width && box[3] <= height &&
+                     box[2] > box[0] && box[3] > box[1];
+    return is_inside ? OK : BAD_BOX;
 }
 
 /* What of an image a crop looks at, and how it is resized. */
@@ -31,10 +40,10 @@ static Axis make_axis(double from, double to, int size, int length, bool flip, b
 /* The taps of both axes; chroma has its own where it is stored at half resolution. */
 static Status make_taking(Taking *taking, Scratch *scratch, const JpegHeader *header,
                           const Crop *crop, const Target *target) {
+    const double *box = crop->box;
     Axis across =
-        make_axis(crop->left, crop->right, header->width, target->width, crop->flip, crop->beyond);
-    Axis down =
-        make_axis(crop->top, crop->bottom, header->height, target->height, false, crop->beyond);
+        make_axis(box[0], box[2], header->width, target->width, crop->flip, crop->beyond);
+    Axis down = make_axis(box[1], box[3], header->height, target->height, false, crop->beyond);
     Status status = taps_make(&scratch->x[0], &across, crop->filter);
     if (status == OK)
         status = taps_make(&scratch->y[0], &down, crop->filter);

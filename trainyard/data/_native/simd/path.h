@@ -5,6 +5,7 @@
 #ifndef TRAINYARD_PATH_H
 #define TRAINYARD_PATH_H
 
+#include "resize/boxes.h"
 #include "resize/plane.h"
 #include "scratch.h"
 #include "jpeg/seek.h"
@@ -17,10 +18,12 @@ typedef struct {
 } Stored;
 
 typedef struct {
-    double left, top, right, bottom; /* of the box, in pixels of the stored image */
+    double box[4]; /* left, top, right, bottom, in pixels of the stored image */
     bool flip;
     bool beyond; /* whether pixels around the box count, as where one resizes before cropping */
     Filter filter;
+    const BoxRule *rule; /* makes the box, of image `number`, once its size is known */
+    int64_t number;
 } Crop;
 
 typedef struct {
@@ -28,8 +31,7 @@ typedef struct {
     bool (*is_supported)(void);
 
     /* Decode a box, resize it (antialiased) to the target and flip it. */
-    Status (*decode)(Scratch *scratch, const Stored *stored, const Crop *crop,
-                     const Target *target);
+    Status (*decode)(Scratch *scratch, const Stored *stored, Crop *crop, const Target *target);
 
     /* The seek table of a JPEG: seek_num_entries() entries. */
     Status (*seek)(Scratch *scratch, const JpegHeader *header, const uint8_t *bytes, size_t size,

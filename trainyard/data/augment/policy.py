@@ -1,0 +1,270 @@
+"""The policies of RandAugment in timm's notation, and the operations that they draw for a sample.
+
+Draws are keyed, and made on the host. Needs neither torch nor timm.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.data.rng import fold_in, uniforms
+from trainyard.errors import RecipeError
+
+STREAM = 5  # keeps these draws independent of other uses of the same seed
+_PER_LAYER = 6  # random numbers per operation: choice, chance, noise (two), sign, detail
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+# In timm's order, so that a draw picks the same operation in both.
+_PLAIN = (
+    "AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd",
+    "Color", "Contrast", "Brightness", "Sharpness",
+    "ShearX", "ShearY", "TranslateXRel", "TranslateYRel",
+)  # fmt: skip
+_INCREASING = tuple(
+    f"{name}Increasing"
+    if name in {"Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness"}
+    else name
+    for name in _PLAIN
+)
+_THREE = ("SolarizeIncreasing", "Desaturate", "GaussianBlur")
+_WEIGHTED: dict[str, dict[str, float]] = {
+    "weights": {
+        "Rotate": 3, "ShearX": 2, "ShearY": 2, "TranslateXRel": 1, "TranslateYRel": 1,
+        "ColorIncreasing": 0.25, "SharpnessIncreasing": 0.25, "AutoContrast": 0.25,
+        "SolarizeIncreasing": 0.05, "SolarizeAdd": 0.05, "ContrastIncreasing": 0.05,
+        "BrightnessIncreasing": 0.05, "Equalize": 0.05, "PosterizeIncreasing": 0.05,
+        "Invert": 0.05,
+    },
+    "3aw": {
+        "SolarizeIncreasing": 6, "Desaturate": 6, "GaussianBlur": 6, "Rotate": 3, "ShearX": 2,
+        "ShearY": 2, "PosterizeIncreasing": 1, "AutoContrast": 1, "ColorIncreasing": 1,
+        "SharpnessIncreasing": 1, "ContrastIncreasing": 1, "BrightnessIncreasing": 1,
+        "Equalize": 1, "Invert": 1,
+    },
+}  # fmt: skip
+
+LEVELS = 10.0  # the magnitude at the end of an operation's usual range
+
+
+@dataclass(frozen=True)
+class Policy:
+    ops: tuple[str, ...]
+    magnitudes: tuple[float, ...]  # by operation, before noise
+    weights: tuple[float, ...] | None = None
+    """Weights of `ops` for draws without replacement; None: uniform draws with replacement."""
+    layers: int = 2
+    prob: float = 0.5
+    noise: float = 0.0
+    """Standard deviation of the magnitude; infinite: uniform from 0 to the magnitude."""
+    limit: float = LEVELS
+    """Magnitudes are clipped to [0, limit]."""
+
+
+def parse_policy(text: str) -> Policy:
+    """The policy of a text in timm's notation. ValueError if it is malformed."""
+    try:
+        return _parse(text)
+    except ValueError as error:
+        raise RecipeError(f"augment.randaugment: {error}") from None
+
+
+def check_policy(text: str) -> str:
+    """Returns `text`. ValueError if it is invalid; a validator for pydantic."""
+    _parse(text)
+    return text
+
+
+def _parse(text: str) -> Policy:
+    kind, *sections = text.split("-")
+    if kind not in {"rand", "3a"}:
+        raise ValueError(f'"{text}" is not known: write "rand-m9-mstd0.5-inc1", say, or "3a"')
+    known = ("m", "n", "p", "mstd", "mmax", "inc", "t") if kind == "rand" else ("mstd",)
+    values: dict[str, str] = {}
+    for section in sections:
+        # A name such as "mstd" in "mstd0.5" ends at the first digit; "t" takes a name: "tweights".
+        split = re.fullmatch(r"(t)(\w+)|([a-z]+)([\d.]+)", section)
+        key, value = [part for part in split.groups() if part] if split else (section, "")
+        if key not in known or not value:
+            raise ValueError(f'"{section}" in "{text}" is none of {", ".join(known)} and a value')
+        if key in values:
+            raise ValueError(f'"{key}" stands twice in "{text}"')
+        values[key] = value
+    noise = _number(values, "mstd", 0.0)
+    noise = math.inf if noise > 100 else noise
+    return _three_augment(noise) if kind == "3a" else _rand_augment(values, noise)
+
+
+def _three_augment(noise: float) -> Policy:
+    """3-Augment: always one of three (DeiT III, arXiv 2204.07118), with timm's magnitudes."""
+    ops, magnitudes = ("Solarize", "Desaturate", "GaussianBlurRand"), (5.0, 10.0, 10.0)
+    return Policy(ops, magnitudes, layers=1, prob=1.0, noise=noise)
+
+
+def _rand_augment(values: dict[str, str], noise: float) -> Policy:
+    table = values.get("t")
+    weights = None
+    if table is None:
+        ops = _INCREASING if _whole(values, "inc", 0) else _PLAIN
+    elif table == "3a":
+        ops = _THREE
+    elif table in _WEIGHTED:
+        ops, weights = tuple(_WEIGHTED[table]), tuple(map(float, _WEIGHTED[table].values()))
+    else:
+        raise ValueError(f'"t{table}" is not known: tweights, t3a and t3aw are')
+    policy = Policy(
+        ops=ops,
+        magnitudes=(float(_whole(values, "m", int(LEVELS))),) * len(ops),
+        weights=weights,
+        layers=_whole(values, "n", 2),
+        prob=_number(values, "p", 0.5),
+        noise=noise,
+        limit=_whole(values, "mmax", 0) or LEVELS,
+    )
+    if policy.prob > 1:
+        raise ValueError(f"p{policy.prob:g} is a probability, from 0 to 1")
+    if not 1 <= policy.layers <= (100 if weights is None else len(ops)):
+        limit = "at most 100" if weights is None else f"at most the {len(ops)} weighted operations"
+        raise ValueError(f"n{policy.layers} must be at least 1 and {limit}")
+    return policy
+
+
+def _number(values: dict[str, str], key: str, default: float) -> float:
+    text = values.get(key)
+    try:
+        return default if text is None else float(text)
+    except ValueError:
+        raise ValueError(f'"{key}{text}" needs one number') from None
+
+
+def _whole(values: dict[str, str], key: str, default: int) -> int:
+    text = values.get(key)
+    if text is not None and not text.isdecimal():
+        raise ValueError(f'"{key}{text}" needs a whole number')
+    return default if text is None else int(text)
+
+
+# --- draws ---
+
+
+class DrawnOperations(NamedTuple):
+    """Drawn operations; each array is [B, layers]."""
+
+    ops: NDArray[np.int64]  # index into Policy.ops, or -1 for none
+    arguments: Floats  # an operation's degrees, factor, threshold, ...; see ARGUMENTS
+
+
+def draw(
+    policy: Policy, seed: int, ids: NDArray[np.int64], visits: NDArray[np.int64]
+) -> DrawnOperations:
+    """Draws from timm's distributions: see RandAugment and AugmentOp in timm.data.auto_augment."""
+    keys = fold_in(seed, np.full_like(ids, STREAM), visits, ids)
+    random = uniforms(keys, _PER_LAYER * policy.layers + len(policy.ops))
+    layers = random[:, : _PER_LAYER * policy.layers].reshape(len(ids), policy.layers, _PER_LAYER)
+    choice, chance, noise, angle, sign, detail = np.moveaxis(layers, 2, 0)
+    ops = (choice * len(policy.ops)).astype(np.int64)
+    if policy.weights is not None:
+        # The smallest of exponential variables at these rates give draws without replacement.
+        waits = -np.log1p(-random[:, _PER_LAYER * policy.layers :]) / np.array(policy.weights)
+        ops = np.argsort(waits, axis=1)[:, : policy.layers]
+    levels = _levels(policy, np.array(policy.magnitudes)[ops], noise, angle)
+    arguments = np.zeros_like(levels)
+    for number, name in enumerate(policy.ops):
+        here = ops == number
+        arguments[here] = ARGUMENTS[name](levels[here], sign[here] > 0.5, detail[here])
+    return DrawnOperations(np.where(chance <= policy.prob, ops, -1), arguments)
+
+
+def _levels(policy: Policy, magnitudes: Floats, noise: Floats, angle: Floats) -> Floats:
+    if policy.noise == np.inf:
+        magnitudes = magnitudes * noise
+    elif policy.noise > 0:  # normal, by Box and Muller
+        normal = np.sqrt(-2 * np.log1p(-noise)) * np.cos(2 * np.pi * angle)
+        magnitudes = magnitudes + policy.noise * normal
+    return np.clip(magnitudes, 0.0, policy.limit)
+
+
+# --- from a level, usually at most 10, to an operation's argument, as in timm ---
+
+
+def _none(level: Floats, negative: Bools, detail: Floats) -> Floats:
+    return np.zeros_like(level)
+
+
+def _signed(top: float) -> Callable[[Floats, Bools, Floats], Floats]:
+    def argument(level: Floats, negative: Bools, detail: Floats) -> Floats:
+        size = (level / LEVELS) * top
+        return np.where(negative, -size, size)
+
+    return argument
+
+
+def _factor(level: Floats, negative: Bools, detail: Floats) -> Floats:
+    return (level / LEVELS) * 1.8 + 0.1
+
+
+def _increasing_factor(level: Floats, negative: Bools, detail: Floats) -> Floats:
+    return np.maximum(0.1, 1.0 + _signed(0.9)(level, negative, detail))
+
+
+def _floored(top: int, limit: float = np.inf) -> Callable[[Floats, Bools, Floats], Floats]:
+    def argument(level: Floats, negative: Bools, detail: Floats) -> Floats:
+        return np.minimum(limit, np.floor((level / LEVELS) * top))
+
+    return argument
+
+
+def _floored_below(start: int, top: int, limit: float) -> Callable[[Floats, Bools, Floats], Floats]:
+    def argument(level: Floats, negative: Bools, detail: Floats) -> Floats:
+        return start - _floored(top, limit)(level, negative, detail)
+
+    return argument
+
+
+def _between(low: float, high: float) -> Callable[[Floats, Bools, Floats], Floats]:
+    def argument(level: Floats, negative: Bools, detail: Floats) -> Floats:
+        return np.clip(low + (high - low) * (level / LEVELS), low, high)
+
+    return argument
+
+
+def _colour_share(level: Floats, negative: Bools, detail: Floats) -> Floats:
+    return np.clip(1.0 - _between(0.5, 1.0)(level, negative, detail), 0.0, 1.0)
+
+
+def _random_radius(level: Floats, negative: Bools, detail: Floats) -> Floats:
+    return 0.1 + (2.0 * _between(0.0, 1.0)(level, negative, detail) - 0.1) * detail
+
+
+ARGUMENTS: dict[str, Callable[[Floats, Bools, Floats], Floats]] = {
+    "AutoContrast": _none,
+    "Equalize": _none,
+    "Invert": _none,
+    "Rotate": _signed(30.0),  # degrees, anticlockwise
+    "Posterize": _floored(4),  # bits to keep
+    "PosterizeIncreasing": _floored_below(4, 4, np.inf),
+    "Solarize": _floored(256, 256),  # levels from this one on are inverted
+    "SolarizeIncreasing": _floored_below(256, 256, 256),
+    "SolarizeAdd": _floored(110, 128),  # added to grey levels below 128
+    "Color": _factor,  # 0 grey, 1 unchanged
+    "ColorIncreasing": _increasing_factor,
+    "Contrast": _factor,
+    "ContrastIncreasing": _increasing_factor,
+    "Brightness": _factor,
+    "BrightnessIncreasing": _increasing_factor,
+    "Sharpness": _factor,
+    "SharpnessIncreasing": _increasing_factor,
+    "ShearX": _signed(0.3),
+    "ShearY": _signed(0.3),
+    "TranslateXRel": _signed(0.45),  # of the width
+    "TranslateYRel": _signed(0.45),  # of the height
+    "Desaturate": _colour_share,  # Color's factor
+    "GaussianBlur": _between(0.1, 2.0),  # standard deviation, pixels
+    "GaussianBlurRand": _random_radius,
+}

@@ -1,1 +1,0 @@
-"""RandAugment on whole batches; `policy` reads the notation, without torch."""

@@ -1,0 +1,184 @@
+"""What runs on the nodes of Ray: a worker of Ray Train on each, which runs the node's agent.
+
+The agent (see agent.py) is a process of its own, which can handle signals. Ray kills a worker's
+children without warning, but not their children: ranks whose agent is gone save and end.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.train import get_context, get_preemption_info
+from ray.train.backend import Backend, BackendConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.util import get_node_ip_address
+
+from trainyard.children import SAFE_PATH
+from trainyard.distributed.interfaces import free_port
+from trainyard.errors import Requeued
+from trainyard.launch.exit_codes import GRACE_S, MISTAKES, is_final
+from trainyard.parent import LAUNCHER
+from trainyard.world import began_with
+
+_LOOK_S = 0.5
+_DRAIN_LOOK_S = 5.0  # as often as Ray Train looks for draining nodes
+_ADDRESS, _PORT = "PET_MASTER_ADDR", "PET_MASTER_PORT"  # see agent.in_pod
+
+_CLEANER = "PlacementGroupCleanerCallback"
+
+_agents: "list[subprocess.Popen[bytes]]" = []
+"""Of this worker: none or one."""
+
+
+class Board:
+    """An actor between the launcher and the nodes: signals one way, exit codes the other."""
+
+    def __init__(self) -> None:
+        self._signals: list[int] = []
+        self._codes: dict[int, int] = {}
+        self._nodes = 0
+
+    def begin(self, nodes: int) -> bool:
+        """Begin an attempt. False if none is to begin, after a signal or a mistake."""
+        if self._signals or any(code in MISTAKES for code in self._codes.values()):
+            return False
+        self._codes, self._nodes = {}, nodes
+        return True
+
+    def end(self, node: int, code: int) -> None:
+        self._codes[node] = code
+
+    def over(self) -> None:
+        """The attempt is over, also on nodes that are lost."""
+        self._nodes = 0
+
+    def signal(self, number: int) -> None:
+        self._signals.append(number)
+
+    def signals(self) -> list[int]:
+        return self._signals
+
+    def codes(self) -> dict[int, int]:
+        """Of the nodes that have ended, in the last attempt."""
+        return self._codes
+
+    def is_running(self) -> bool:
+        return len(self._codes) < self._nodes
+
+
+class Trainer(DataParallelTrainer):  # type: ignore[misc]
+    """Ray Train's trainer, without an actor that outlives the run.
+
+    The actor removes resources of a run that is gone, as Ray does anyway at the end of a job. On a
+    cluster without a dashboard it cannot know that the run is gone, and complains every second.
+    """
+
+    def _create_default_callbacks(self) -> list[Any]:
+        return [
+            callback
+            for callback in super()._create_default_callbacks()
+            if type(callback).__name__ != _CLEANER
+        ]
+
+
+@dataclass
+class Attempts(BackendConfig):  # type: ignore[misc]
+    """Ray Train's backend, which prepares the attempts and ends them."""
+
+    board: Any = None
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return _Attempt
+
+
+class _Attempt(Backend):  # type: ignore[misc]
+    def on_start(self, worker_group: Any, backend_config: Attempts) -> None:
+        """Have the nodes meet at a port of the first one, if they are to start at all."""
+        if ray.get(backend_config.board.begin.remote(len(worker_group))):
+            worker_group.execute(_meet, *worker_group.execute_single(0, _meeting_point))
+
+    def on_shutdown(self, worker_group: Any, backend_config: Attempts) -> None:
+        """Let the ranks save before Ray Train kills the workers: another node failed, or came."""
+        ends = worker_group.execute_async(_end_agent)
+        ray.wait(ends, num_returns=len(ends), timeout=GRACE_S)
+        ray.get(backend_config.board.over.remote())
+
+
+def _meeting_point() -> tuple[str, int]:
+    return get_node_ip_address(), free_port()
+
+
+def _meet(address: str, port: int) -> None:
+    os.environ.update({_ADDRESS: address, _PORT: str(port)})
+
+
+def _end_agent() -> None:
+    for agent in _agents:
+        agent.terminate()
+        agent.wait()
+
+
+def run_node(settings: Mapping[str, Any]) -> None:
+    """Run the agent of this node. RuntimeError if another start may help."""
+    if _ADDRESS not in os.environ:
+        return
+    context, board, sent = get_context(), settings["board"], 0
+    node = context.get_world_rank()
+    agent = _start_agent(settings, node, context.get_world_size())
+    _agents.append(agent)
+    drained = threading.Event()
+    threading.Thread(target=_save_before_drain, args=(agent, drained), daemon=True).start()
+    while not _has_ended(agent):
+        for number in ray.get(board.signals.remote())[sent:]:
+            agent.send_signal(number)
+            sent += 1
+    code = agent.returncode
+    ray.get(board.end.remote(node, code))
+    if drained.is_set() and code == Requeued.exit_code:
+        threading.Event().wait()  # Ray Train ends this worker, and does not count that
+    if not is_final(code):
+        raise RuntimeError(f"node {node} has ended with exit code {code}")
+
+
+def _start_agent(
+    settings: Mapping[str, Any], node: int, num_nodes: int
+) -> "subprocess.Popen[bytes]":
+    environment = dict(os.environ)
+    if "OMP_NUM_THREADS" not in began_with(os.getpid()):  # Ray's: the CPUs of all ranks here
+        environment.pop("OMP_NUM_THREADS", None)
+    environment |= settings["variables"]
+    environment |= {"PYTHONUNBUFFERED": "1", "FORCE_COLOR": "", LAUNCHER: str(os.getpid())}
+    environment |= {"PET_NODE_RANK": str(node), "PET_NNODES": str(num_nodes)}
+    environment |= {"PET_NPROC_PER_NODE": str(settings["ranks"])}
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray blocks SIGINT, and children inherit it
+    return subprocess.Popen(
+        [sys.executable, *SAFE_PATH, "-m", "trainyard", *settings["words"]],
+        cwd=settings["folder"],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _has_ended(agent: "subprocess.Popen[bytes]") -> bool:
+    try:
+        agent.wait(_LOOK_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _save_before_drain(agent: "subprocess.Popen[bytes]", drained: threading.Event) -> None:
+    """Have all ranks save once Ray drains a node of the run. A collective call of all workers."""
+    while get_preemption_info() is None:
+        if drained.wait(_DRAIN_LOOK_S):
+            return
+    drained.set()
+    agent.send_signal(signal.SIGUSR1)
