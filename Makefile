@@ -58,7 +58,7 @@ check: .venv/.dev
 build/docs-env/.ready: requirements.lock requirements-dev.lock
 	test -x build/docs-env/bin/python || $(PYTHON) -m venv build/docs-env
 	build/docs-env/bin/python -m pip install --quiet $(PINS) mkdocs-material mkdocstrings-python \
-		numpy pillow pydantic ruff simplejpeg
+		numpy pillow pydantic ruff
 	touch $@
 
 # Into build/site: open build/site/index.html, no server and no network needed.
@@ -68,7 +68,7 @@ docs: build/docs-env/.ready
 # What the benchmarks compare with. benchmarks.loader makes further environments of its own.
 .venv/.bench: .venv/.ready requirements-dev.lock
 	$(BIN)/python -m pip install --quiet $(PINS) opencv-python-headless scikit-image \
-		scikit-learn schedulefree tfrecord webdataset
+		scikit-learn schedulefree simplejpeg tfrecord webdataset
 	touch $@
 
 # The slowest ones come last.
@@ -98,7 +98,7 @@ gpu-wheels:
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m pip download $(FOR_GPU) $(PINS) \
 		--dest build/gpu/wheels pydantic
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m pip download $(FOR_GPU) $(PINS) --no-deps \
-		--dest build/gpu/wheels crc32c simplejpeg timm
+		--dest build/gpu/wheels crc32c timm
 
 # What is released, into build/dist: CONTRIBUTING.md has the steps.
 DIST := build/dist

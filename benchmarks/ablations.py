@@ -1,6 +1,7 @@
 """Gains by recent habits on Fashion-MNIST over seeds: flips, schedules, Muon, averages, teacher.
 
-trainyard data prepare fashion-mnist /usr/share/datasets/fashion-mnist FOLDER/data
+trainyard data prepare fashion-mnist /usr/share/datasets/fashion-mnist FOLDER/packed
+trainyard data pack FOLDER/packed FOLDER/data --format folder
 python -m benchmarks.ablations FOLDER [--seeds 5] [--most N] [--hardware NAME]
     [--out benchmarks/results]
 

@@ -47,11 +47,10 @@ def network(num_classes: int) -> nn.Module:
 
 def prepare(folder: Path) -> None:
     """Pixels in `packed`, and shards for a stream in `web`, from the package's files."""
-    images, packed, web = (folder / name for name in ("images", "packed", "web"))
+    packed, web = (folder / name for name in ("packed", "web"))
     steps = {
-        images: ["prepare", "fashion-mnist", f"{SOURCE}", f"{images}"],
-        packed: ["pack", "--format", "packed", "--pixels", f"{images}", f"{packed}"],
-        web: ["pack", "--format", "webdataset", f"{images}", f"{web}"],
+        packed: ["prepare", "fashion-mnist", f"{SOURCE}", f"{packed}"],
+        web: ["pack", "--format", "webdataset", f"{packed}", f"{web}"],
     }
     for made, arguments in steps.items():
         if not (made / "dataset.json").exists():
@@ -72,12 +71,12 @@ class Job:
 
 def recipe(folder: Path, *, epochs: int, seed: int, held_out: bool) -> dict[str, Any]:
     """Overrides of the recipe fashion-mnist that make it fast."""
-    packed = f"{folder}/packed/imagenet"
+    packed = f"{folder}/packed/fashion-mnist"
     keys: dict[str, Any] = {
         "model.name": "benchmarks.fashion_mnist:network",
         "model.options": {},
-        "data.train": packed + "-train-{000000..000059}.packed",
-        "data.val": packed + "-val-{000000..000009}.packed",
+        "data.train": packed + "-train-000000.packed",
+        "data.val": packed + "-val-000000.packed",
         "data.threads": 1,
         "augment.flip_mode": "random",
         "augment.translate": 0,

@@ -1,6 +1,7 @@
 """Whole runs of four programs: the same model, images, recipe, epochs and seeds.
 
-trainyard data prepare fashion-mnist /usr/share/datasets/fashion-mnist FOLDER/fashion-mnist
+trainyard data prepare fashion-mnist /usr/share/datasets/fashion-mnist FOLDER/packed
+trainyard data pack FOLDER/packed FOLDER/fashion-mnist --format folder
 python -m benchmarks.head_to_head FOLDER --timm CHECKOUT --vision CHECKOUT
     [--problems small computing] [--only NAME ...] [--seeds 0 1 2 3 4] [--untimed]
     [--hardware NAME]
@@ -73,9 +74,8 @@ def prepare(folder: Path) -> None:
     source = folder / "fashion-mnist"
     if not (source / "train").is_dir():
         raise SystemExit(
-            f"{source}/train is missing: run `trainyard data prepare fashion-mnist "
-            f"/usr/share/datasets/fashion-mnist {source}`, with the files of Debian's package "
-            "dataset-fashion-mnist"
+            f"{source}/train is missing: run the first two lines above, with the files of Debian's "
+            "package dataset-fashion-mnist"
         )
     for problem, of in PROBLEMS.items():
         for split, every in of.every.items() if not (folder / problem).exists() else ():

@@ -123,7 +123,6 @@ def h5py_writer(samples: Samples, out: Path) -> None:
 
 CONTENDERS: dict[str, Callable[[Samples, Path], None]] = {
     "Trainyard, WebDataset": trainyard("webdataset"),
-    "Trainyard, TFRecord": trainyard("tfrecord"),
     "Trainyard, HDF5": trainyard("hdf5"),
     "webdataset": webdataset_writer,
     "webdataset + SHA-256": webdataset_with_checksums,

@@ -25,7 +25,7 @@ if [ ! -d "$here/site" ]; then
         --platform manylinux_2_28_aarch64 --platform manylinux_2_17_aarch64 \
         --platform manylinux2014_aarch64 --constraint requirements.lock \
         --constraint requirements-dev.lock --target "$here/site" crc32c hypothesis numpy \
-        opencv-python-headless pillow pydantic pytest pytest-timeout scikit-learn simplejpeg
+        opencv-python-headless pillow pydantic pytest pytest-timeout scikit-learn
 fi
 
 # The package of the wheel beside the tests, so that the one in the repository is not imported.

@@ -8,7 +8,7 @@ import pytest
 from tests.command_line import Capture, run
 from tests.mini_imagenet import WNIDS, MiniImageNet, write_mini_imagenet
 
-FORMATS = ("webdataset", "hdf5", "tfrecord", "folder")
+FORMATS = ("webdataset", "hdf5", "folder")
 SHORT = (
     *("--run.length", "12 epochs", "--batch.size", "20", "--run.log_every", "1 steps"),
     *("--augment.label_smoothing", "0", "--data.threads", "1"),
@@ -40,7 +40,7 @@ def test_a_model_learns_alike_from_every_container(
 ) -> None:
     """Same images, same order, same crops: the same losses to the last bit."""
     losses = {}
-    for kind in ("webdataset", "hdf5", "tfrecord"):
+    for kind in ("webdataset", "hdf5"):
         assert run("data", "verify", prepared[kind], "--deep", "--workers", 1) == 0
         capsys.readouterr()
         where = ("--data", prepared[kind], "--run", tmp_path / kind)
@@ -48,7 +48,19 @@ def test_a_model_learns_alike_from_every_container(
         assert json.loads(capsys.readouterr().out)["best"]["top1"] > 0.9
         losses[kind] = train_losses(tmp_path / kind)
     assert len(losses["webdataset"]) > 30
-    assert losses["webdataset"] == losses["hdf5"] == losses["tfrecord"]
+    assert losses["webdataset"] == losses["hdf5"]
+
+
+def test_pixels_give_the_weights_of_a_folder_of_pngs(digits: Path, tmp_path: Path) -> None:
+    words = ("--format", "packed", "--pixels", "--no-shuffle", "--workers", 1)
+    assert run("data", "pack", digits, tmp_path / "packed", *words) == 0
+    weights = []
+    for name, data in (("folder", digits), ("pixels", tmp_path / "packed")):
+        where = ("--data", data, "--run", tmp_path / name)
+        assert run("train", "debug", *where, "--run.length", "8 steps") == 0
+        [path] = (tmp_path / name / "checkpoints" / "latest").glob("model.safetensors")
+        weights.append(path.read_bytes())
+    assert weights[0] == weights[1]
 
 
 def test_every_container_has_the_same_classes(prepared: dict[str, Path], capsys: Capture) -> None:

@@ -43,7 +43,7 @@ def normal(name: str) -> str:
 def test_the_documentation_needs_no_cuda_dali_or_ray() -> None:
     assert installed("docs") == {
         *("mkdocs-material", "mkdocstrings-python"),
-        *("numpy", "pillow", "pydantic", "ruff", "simplejpeg"),
+        *("numpy", "pillow", "pydantic", "ruff"),
     }
 
 

@@ -26,7 +26,7 @@ def facts() -> dict[str, Any]:
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory GB": round(memory / 2**30),
-        "decoder": "own" if own_decoder() is not None else "simplejpeg and Pillow",
+        "decoder": "own" if own_decoder() is not None else "Pillow",
     }
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)

@@ -69,7 +69,7 @@ def _build_extension(environment: dict[str, str]) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if not _has_extension(environment):
         print(f"the C extension cannot be built:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-        print("images are decoded by simplejpeg and Pillow: slower", flush=True)
+        print("images are decoded by Pillow: slower", flush=True)
 
 
 def _has_extension(environment: dict[str, str]) -> bool:

@@ -60,8 +60,6 @@ CONTENDERS = (
     _ours("WebDataset", "webdataset"),
     _ours("folder, seek table", "folder-seek", is_minor=True),
     _ours("folder", "photographs", is_minor=True),
-    _ours("TFRecord, seek table", "tfrecord-seek", is_minor=True),
-    _ours("TFRecord", "tfrecord", is_minor=True),
     _ours("HDF5, seek table", "hdf5-seek", is_minor=True),
     _ours("HDF5", "hdf5", is_minor=True),
     _peer("libjpeg-turbo's crop in C, threads", "in_threads.with_yardstick", MAIN, _FOLDER),

@@ -84,8 +84,6 @@ VARIANTS: dict[str, Callable[[Path, Path], None]] = {
     "folder-seek": _with_seek("photographs"),
     "webdataset": _pack("photographs", "--format", "webdataset"),
     "webdataset-seek": _with_seek("webdataset"),
-    "tfrecord": _pack("photographs", "--format", "tfrecord"),
-    "tfrecord-seek": _with_seek("tfrecord"),
     "hdf5": _pack("photographs", "--format", "hdf5"),
     "hdf5-seek": _with_seek("hdf5"),
     "packed": _pack("photographs", "--format", "packed"),
@@ -105,7 +103,6 @@ _NEEDS = {  # another variant first
     name: [source]
     for name, source in (
         ("webdataset-seek", "webdataset"),
-        ("tfrecord-seek", "tfrecord"),
         ("hdf5-seek", "hdf5"),
         ("small-webdataset", "small"),
         ("small-webdataset-seek", "small-webdataset"),

@@ -76,38 +76,6 @@ def decoded(content: bytes) -> NDArray[np.uint8]:
 # --- every kind of image ---
 
 
-@pytest.mark.parametrize("size", [(640, 427), (639, 425), (33, 17), (8, 8), (7, 300), (1, 1)])
-@pytest.mark.parametrize("quality", [30, 75, 95, 100])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"subsampling": "4:4:4"},
-        {"subsampling": "4:2:2"},
-        {"subsampling": "4:2:0"},
-        {"progressive": True},
-        {"optimize": True, "restart_marker_blocks": 3},
-        {"exif": b"Exif\0\0" + b"x" * 70},
-        {"mode": "L"},
-        {"mode": "L", "progressive": True},
-    ],
-    ids=str,
-)
-def test_fast_jpeg_path_equals_pillow_bit_for_bit(
-    options: dict[str, Any], quality: int, size: tuple[int, int]
-) -> None:
-    mode, others = options.get("mode", "RGB"), {k: v for k, v in options.items() if k != "mode"}
-    for photograph in PHOTOGRAPHS:
-        image = photograph.crop((0, 0, *size)).convert(mode)
-        content = encode(image, "JPEG", quality=quality, **others)
-        for channels in (1, 3):
-            fast = decode._fast_image(content, channels)
-            assert fast is not None
-            expected = np.asarray(reference_image(content, channels))
-            shown = fast.convert("RGB") if channels == 3 else fast
-            np.testing.assert_array_equal(np.asarray(shown), expected)
-        np.testing.assert_array_equal(decoded(content), np.asarray(pillow(content)))
-
-
 def without_adobe_marker(jpeg: bytes) -> bytes:
     """Without the segment by which Pillow tells that CMYK is stored inverted."""
     start = jpeg.index(b"\xff\xee")
@@ -540,21 +508,37 @@ def test_the_extension_crops_and_resizes_like_the_libraries(
     assert_alike(*both([content], crop, interpolation, path))
 
 
+NOT_NATIVE = {
+    name: content
+    for name, content in KINDS.items()
+    if not name.endswith(".jpg") or name.startswith("cmyk")
+} | {"progressive.jpg": encode(FLOWER, "JPEG", progressive=True)}
+
+
 @needs_extension
 @pytest.mark.parametrize("path", PATHS)
-def test_what_the_extension_does_not_take_is_the_libraries(path: str) -> None:
-    contents = [*KINDS.values(), encode(FLOWER, "JPEG"), encode(FLOWER, "JPEG", progressive=True)]
-    ours, theirs = both(contents, whole(), "bilinear", path)
-    assert_alike(ours, theirs)
-    plain = ("rgb", "rgba", "half transparent", "grey", "grey and alpha", "palette")  # PNGs
-    jpegs = [name.endswith(".jpg") and not name.startswith("cmyk") for name in KINDS]
-    is_other = [
-        name.removesuffix(".png") not in plain and not is_jpeg
-        for name, is_jpeg in zip(KINDS, jpegs, strict=True)
-    ]
-    is_equal = (ours == theirs).all(axis=(1, 2, 3))
-    assert is_equal[: len(KINDS)][is_other].all()
-    assert is_equal[-1]
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("resizes_first", [False, True])
+@pytest.mark.parametrize("name", NOT_NATIVE)
+def test_pixels_that_pillow_decodes_are_resized_as_packed_ones(
+    name: str, resizes_first: bool, channels: int, path: str
+) -> None:
+    image = reference_image(NOT_NATIVE[name], channels)
+    record = record_of_pixels(np.asarray(image))
+    right, bottom = image.size
+    crop = boxed(*[(1.5, 0.0, right, bottom - 1.25)] * 2, flip=True, resizes_first=resizes_first)
+    out = np.empty((2, 31, 23, channels), np.uint8)
+    contents = [NOT_NATIVE[name], record]
+    assert decode_batch(contents, crop, out, "bilinear", decoder=core.Decoder(path)) == {}
+    np.testing.assert_array_equal(out[0], out[1])
+    assert decode_batch(contents, crop, out, "bilinear") == {}
+    np.testing.assert_array_equal(out[0], out[1])
+
+
+@needs_extension
+@pytest.mark.parametrize("path", PATHS)
+def test_the_extension_resizes_every_kind_like_pillow(path: str) -> None:
+    assert_alike(*both([*KINDS.values(), *NOT_NATIVE.values()], whole(), "bilinear", path))
 
 
 @needs_extension

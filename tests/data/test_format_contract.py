@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.data.tars import open_splits, read_rows, stored, write_files, write_tar
+from tests.data.test_tfrecord import write_samples
 from trainyard.data.formats import FORMATS
 from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.index.build import build_index
@@ -38,7 +39,8 @@ def written(
 ) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / WRITTEN[kind]
-    FORMATS[kind].write(path, iter(found), classes)
+    write = write_samples if kind == "tfrecord" else FORMATS[kind].write
+    write(path, iter(found), classes)
     return path
 
 

@@ -35,7 +35,7 @@ from trainyard.datasets.prepare import checksums, imagenet
 from trainyard.datasets.prepare.devkit import read_devkit
 from trainyard.errors import DataError
 
-FORMATS = ("webdataset", "folder", "tfrecord", "hdf5")
+FORMATS = ("webdataset", "folder", "hdf5")
 TRAIN, VAL, DEVKIT = (name for name, _ in imagenet.ARCHIVES.values())
 
 

@@ -3,8 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from trainyard.data._native import core
-from trainyard.data.rng import UInt64s, fold_in, permute, permute_reference, splitmix64, uniforms
+from trainyard.data.rng import UInt64s, fold_in, permute, splitmix64, uniforms
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -79,25 +78,6 @@ def test_permute_is_a_bijection_for_every_small_size() -> None:
 @pytest.mark.parametrize("size", [511, 512, 513, 65_536, 65_537, 99_991, 262_143, 300_001])
 def test_permute_is_a_bijection_around_powers_of_two(size: int) -> None:
     assert np.array_equal(np.sort(order(5, 2, size)), np.arange(size))
-
-
-@pytest.mark.parametrize("size", [1, 2, 255, 256, 257, 1000, 1_281_167, 2**33 - 7, 2**62], ids=str)
-def test_the_extension_permutes_as_numpy_does(size: int) -> None:
-    generator = np.random.default_rng(size)
-    positions = generator.integers(size, size=500)
-    keys = generator.integers(0, 2**64, 500, np.uint64)
-    np.testing.assert_array_equal(
-        permute(positions, keys, size), permute_reference(positions, keys, size)
-    )
-    every_second = permute(positions[::2], keys[::2], size)
-    np.testing.assert_array_equal(every_second, permute(positions, keys, size)[::2])
-
-
-@pytest.mark.skipif(core is None, reason="needs the extension in C")
-@pytest.mark.parametrize("position", [-1, 5])
-def test_the_extension_refuses_positions_outside(position: int) -> None:
-    with pytest.raises(ValueError, match="from 0 to size - 1"):
-        permute(np.array([0, position]), np.zeros(2, np.uint64), 5)
 
 
 def test_permute_depends_on_each_position_and_its_own_key_alone() -> None:

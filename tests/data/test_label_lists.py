@@ -81,7 +81,7 @@ def test_a_pack_keeps_lists(format: str, tmp_path: Path, capsys: Capture) -> Non
     assert (shown["labels"], shown["per_class"]) == (8, {"ape": 2, "bee": 2, "dog": 4})
 
 
-@pytest.mark.parametrize("format", ["tfrecord", "hdf5", "folder", "packed"])
+@pytest.mark.parametrize("format", ["hdf5", "folder", "packed"])
 def test_other_formats_hold_one_label(format: str, tmp_path: Path) -> None:
     index = open_index(write_csv(tmp_path / "data"))
     with pytest.raises(DataError, match=f"{format}: holds one label for each image, and train has"):

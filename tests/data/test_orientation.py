@@ -175,6 +175,14 @@ def test_packed_pixels_are_upright(kind: str) -> None:
     assert np.array_equal(pixels_of(record), np.asarray(pillow(tagged(6, kind))))
 
 
+def test_packed_grey_pixels_are_upright_and_grey() -> None:
+    exif = Image.Exif()
+    exif[TAG] = 6
+    content = encode(picture().convert("L"), exif=exif)
+    record = SampleEncoder(None, packs=True, pixels=True)(content)
+    assert np.array_equal(pixels_of(record), np.asarray(pillow(content))[..., 0])
+
+
 @needs_extension
 def test_a_gpu_gets_turned_images_as_pixels() -> None:
     """A GPU's decoder knows no orientation."""

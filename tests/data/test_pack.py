@@ -25,7 +25,7 @@ from trainyard.datasets.pack.recode import ShortSide
 from trainyard.datasets.pack.shards import plan_jobs
 from trainyard.errors import DataError
 
-FORMATS = ("webdataset", "tfrecord", "hdf5", "folder")
+FORMATS = ("webdataset", "hdf5", "folder")
 CLASSES = ("n01", "n02", "n03", "n04")  # the last one without an image
 COUNTS = {"train": 23, "val": 7}
 
@@ -100,11 +100,9 @@ def test_a_packed_data_set_reads_as_its_source(
 
 def test_names_of_shards(source: Path, tmp_path: Path, all_formats: dict[str, Path]) -> None:
     names = {format: set(tree(path)) - {"dataset.json"} for format, path in all_formats.items()}
-    counts = (("train", "train", 5), ("val", "validation", 2))
-    assert names["webdataset"] == {f"mini-{s}-{n:06d}.tar" for s, _, c in counts for n in range(c)}
-    assert names["hdf5"] == {f"mini-{s}-{n:05d}.h5" for s, _, c in counts for n in range(c)}
-    shards = {f"{s}/{s}-{n:05d}-of-{c:05d}" for _, s, c in counts for n in range(c)}
-    assert names["tfrecord"] == shards | {f"idx_files/{name}.idx" for name in shards}
+    counts = (("train", 5), ("val", 2))
+    assert names["webdataset"] == {f"mini-{s}-{n:06d}.tar" for s, c in counts for n in range(c)}
+    assert names["hdf5"] == {f"mini-{s}-{n:05d}.h5" for s, c in counts for n in range(c)}
     assert {"train/n01/n01_0.jpg", "train/n02/n02_1.png", "val/n03/n03_5.jpg"} < names["folder"]
     assert (all_formats["folder"] / "val" / "n04").is_dir()
     packed(source, tmp_path / "out", "hdf5", shard_samples=1 << 62)  # a single file has no number
@@ -265,8 +263,8 @@ def test_other_settings_in_a_finished_destination_are_refused(
     before = tree(all_formats["webdataset"])
     with pytest.raises(DataError, match="holds a data set made with shard_samples 5 instead of 6"):
         packed(source, all_formats["webdataset"], "webdataset", shard_samples=6)
-    with pytest.raises(DataError, match="'webdataset' instead of 'tfrecord'"):
-        packed(source, all_formats["webdataset"], "tfrecord")
+    with pytest.raises(DataError, match="'webdataset' instead of 'hdf5'"):
+        packed(source, all_formats["webdataset"], "hdf5")
     assert tree(all_formats["webdataset"]) == before
 
 

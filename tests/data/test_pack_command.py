@@ -63,8 +63,8 @@ def test_shards_by_size_and_a_single_location(digits: Path, tmp_path: Path) -> N
     assert found["about"]["image_bytes"]["val"] > 20_000
     assert len(found["splits"]["val"]["shards"]) > 1
     assert (tmp_path / "d-val-000000.tar").exists()
-    assert run("data", "pack", digits / "val", tmp_path / "t", "--format", "tfrecord") == 0
-    assert (tmp_path / "t" / "train" / "train-00000-of-00001").exists()  # it is called train
+    assert run("data", "pack", digits / "val", tmp_path / "t", "--format", "parquet") == 0
+    assert (tmp_path / "t/data/train-00000-of-00001.parquet").exists()  # it is called train
 
 
 def test_named_classes(digits: Path, tmp_path: Path) -> None:

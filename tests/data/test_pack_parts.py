@@ -21,7 +21,7 @@ def words(source: Path, destination: Path, *more: object) -> tuple[object, ...]:
     return ("data", "pack", source, destination, "--format", "webdataset", *FEW, *more)
 
 
-@pytest.mark.parametrize("format", ["webdataset", "tfrecord", "folder", "parquet"])
+@pytest.mark.parametrize("format", ["webdataset", "folder", "parquet"])
 def test_three_at_once_and_a_join_are_one(digits: Path, tmp_path: Path, format: str) -> None:
     few = ("--shard-samples", "100", "--workers", "1")
     subprocess.run(command(digits, tmp_path / "whole", format, *few), check=True)

@@ -93,7 +93,7 @@ def wait_for_shards(process: subprocess.Popen[str], destination: Path, count: in
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("format", ["webdataset", "tfrecord", "hdf5", "folder"])
+@pytest.mark.parametrize("format", ["webdataset", "hdf5", "folder"])
 def test_kills_do_not_change_what_is_written(
     digits: Path, tmp_path: Path, undisturbed: Callable[[str], dict[str, bytes]], format: str
 ) -> None:
@@ -144,7 +144,7 @@ def test_what_is_complete_is_not_written_again(digits: Path, tmp_path: Path) -> 
 def test_a_shard_that_is_gone_or_cut_short_is_written_again(
     digits: Path, tmp_path: Path, undisturbed: Callable[[str], dict[str, bytes]]
 ) -> None:
-    with packing(command(digits, tmp_path, "tfrecord")) as process:
+    with packing(command(digits, tmp_path, "webdataset")) as process:
         wait_for_shards(process, tmp_path, 40)
         process.kill()
     journal = (tmp_path / JOURNAL).read_text().splitlines()[1:]
@@ -153,8 +153,8 @@ def test_a_shard_that_is_gone_or_cut_short_is_written_again(
     os.truncate(second, 100)
     with open(tmp_path / JOURNAL, "a") as file:
         file.write('{"shard": {"name": "torn')  # by a kill in the middle of a line
-    subprocess.run(command(digits, tmp_path, "tfrecord"), check=True, stdout=subprocess.DEVNULL)
-    assert tree(tmp_path) == undisturbed("tfrecord")
+    subprocess.run(command(digits, tmp_path, "webdataset"), check=True, stdout=subprocess.DEVNULL)
+    assert tree(tmp_path) == undisturbed("webdataset")
 
 
 @pytest.mark.parametrize("format", ["webdataset", "hdf5", "folder"])
@@ -191,7 +191,6 @@ def test_two_at_once(digits: Path, tmp_path: Path, capsys: Capture) -> None:
     ("format", "code", "words"),
     [
         ("webdataset", 2, "cannot be written (File too large: "),
-        ("tfrecord", 2, "cannot be written (File too large: "),
         ("hdf5", 1, "perhaps out of memory or disk space"),  # the HDF5 library crashes
     ],
 )

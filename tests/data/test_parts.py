@@ -20,7 +20,7 @@ from trainyard.data.storage.location import ResolvedLocation
 
 SIZES = {"train": range(140, 167), "val": range(170, 180)}  # pixels; each image has its own
 WITHOUT_INDEX = shutil.ignore_patterns(".trainyard-*")
-PACKED = ("webdataset", "tfrecord", "hdf5", "packed", "parquet", "folder")
+PACKED = ("webdataset", "hdf5", "packed", "parquet", "folder")
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,7 @@ def prepared(mini: MiniImageNet, folder: Path, kind: str, samples: int | None = 
 
 @pytest.mark.parametrize(
     ("kind", "samples"),
-    [("webdataset", None), ("webdataset", 3), ("tfrecord", 7), ("hdf5", None), ("folder", None)],
+    [("webdataset", None), ("webdataset", 3), ("hdf5", None), ("folder", None)],
 )
 def test_each_image_gets_its_own_labels(
     kind: str, samples: int | None, mini: MiniImageNet, real: Path, tmp_path: Path

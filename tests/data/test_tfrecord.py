@@ -1,8 +1,6 @@
 import gzip
 import struct
-import subprocess
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 from tfrecord import example_pb2
-from tfrecord.reader import tfrecord_loader
 from tfrecord.writer import TFRecordWriter
 
 from tests.data.tars import stored
@@ -84,6 +81,20 @@ def write_records(path: Path, contents: Iterable[bytes]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"".join(map(record, contents)))
     return path
+
+
+def write_samples(
+    path: Path, samples: Iterable[EncodedSample], classes: Sequence[str] | None
+) -> None:
+    """Writes a shard as the ImageNet scripts do; arguments as of the `write` of other formats."""
+    contents = []
+    for sample in samples:
+        features = [int_feature(b"image/class/label", sample.label + 1)]
+        if classes is not None:
+            name = classes[sample.label].encode(errors="surrogateescape")
+            features.append(bytes_feature(b"image/class/synset", name))
+        contents.append(example(*features, bytes_feature(b"image/encoded", sample.image)))
+    write_records(path, contents)
 
 
 IMAGE = bytes_feature(b"image/encoded", b"the image")
@@ -178,7 +189,7 @@ def test_index_files_and_folders_are_no_shards(tmp_path: Path) -> None:
             image = bytes_feature(b"image/encoded", f"{split} {shard}".encode())
             contents = [example(image, int_feature(b"image/class/label", label))]
             path = write_records(tmp_path / split / name, contents)
-            tfrecord.write_index(path, path.with_name(f"{name}.idx"))
+            path.with_name(f"{name}.idx").write_text("0 99\n")
         (tmp_path / split / "idx_files").mkdir()
         (tmp_path / split / "idx_files" / name).write_text("0 99\n")
     splits = find_splits(str(tmp_path))
@@ -337,57 +348,3 @@ def test_a_damaged_length_is_named(tmp_path: Path, damage: bytes, expected: str)
 def test_a_compressed_file_is_named(tmp_path: Path) -> None:
     (tmp_path / SHARD).write_bytes(gzip.compress(record(IMAGE)))
     assert "compressed; unpack it with gunzip" in complaint(tmp_path / SHARD)
-
-
-# --- files of ours ---
-
-
-def samples() -> list[EncodedSample]:
-    images = some_images()
-    return [EncodedSample(image, ".jpg", n * 97 % 1000, str(n)) for n, image in enumerate(images)]
-
-
-@pytest.mark.parametrize("classes", [None, [f"class {n}" for n in range(1000)]])
-def test_what_is_written_is_what_the_tfrecord_package_writes(
-    tmp_path: Path, classes: list[str] | None
-) -> None:
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    tfrecord.write(ours, samples(), classes)
-    writer = TFRecordWriter(str(theirs))
-    for sample in samples():
-        features: dict[str, Any] = {"image/class/label": (sample.label + 1, "int")}
-        if classes is not None:
-            features["image/class/synset"] = (classes[sample.label].encode(), "byte")
-        writer.write(features | {"image/encoded": (sample.image, "byte")})
-    writer.close()
-    parsed = [
-        [example_pb2.Example.FromString(bytes(content)) for content in contents(path)]
-        for path in (ours, theirs)
-    ]
-    assert parsed[0] == parsed[1] and ours.stat().st_size == theirs.stat().st_size
-    found = tfrecord_loader(str(ours), None, {"image/encoded": "byte"})  # checks nothing itself
-    assert [bytes(each["image/encoded"]) for each in found] == [s.image for s in samples()]
-
-
-def contents(path: Path) -> list[bytes]:
-    found, whole = [], path.read_bytes()
-    while whole:
-        (length,) = struct.unpack_from("<Q", whole)
-        found.append(whole[12 : 12 + length])
-        whole = whole[16 + length :]
-    return found
-
-
-@pytest.mark.parametrize("count", [0, 1, 12])
-def test_the_index_file_is_that_of_dali(tmp_path: Path, count: int) -> None:
-    shard, ours, theirs = (tmp_path / name for name in (SHARD, "ours.idx", "theirs.idx"))
-    tfrecord.write(shard, samples()[:count], None)
-    tfrecord.write_index(shard, ours)
-    sizes = [len(content) + 16 for content in contents(shard)]
-    starts = [sum(sizes[:n]) for n in range(count)]
-    lines = [f"{start} {size}\n" for start, size in zip(starts, sizes, strict=True)]
-    assert ours.read_text() == "".join(lines)
-    script = Path(sys.executable).with_name("tfrecord2idx")  # of nvidia-dali
-    if script.exists():
-        subprocess.run([sys.executable, script, shard, theirs], check=True)
-        assert ours.read_bytes() == theirs.read_bytes()

@@ -1,13 +1,12 @@
 /* A fuzzing target over the decoder, seek tables and packed records, for libFuzzer.
  *
- * The first 16 bytes of an input choose what is done, the rest is an image: a JPEG, a PNG or a packed
+ * The first 16 bytes of an input choose what is done, the rest is an image: a JPEG or a packed
  * record. Every path that the machine has must give the same status and the same pixels, and what
  * is written of an image (its seek table, its packed record) must decode as the image does. A
  * difference aborts; the sanitizers see the rest. */
 #include <stdio.h>
 
 #include "packed/packed.h"
-#include "png/png.h"
 #include "simd/path.h"
 
 #define OPTIONS 16
@@ -42,13 +41,6 @@ static uint8_t *copy_of(const uint8_t *bytes, size_t size) {
 static int size_of(const uint8_t *bytes, size_t size, int *width, int *height) {
     if (packed_is_record(bytes, size))
         return packed_size(bytes, size, width, height) == OK;
-    if (png_is_one(bytes, size)) {
-        PngHeader header;
-        Status status = png_read_header(&header, bytes, size);
-        *width = header.width;
-        *height = header.height;
-        return status == OK;
-    }
     JpegHeader header;
     if (jpeg_read_header(&header, bytes, size) != OK)
         return 0;
@@ -176,8 +168,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             if (is_small && options[5] & 24)
                 crop.rule = &rule;
             int channels = options[6] & 32 ? 1 : 3;
-            bool planar = channels == 3 && options[5] & 2;
-            Target target = {NULL, side, side + 3, channels, planar};
+            Target target = {NULL, side, side + 3, channels};
             target.pixels = malloc(bytes_of(&target));
             Status status = decode_all(&stored, &crop, target);
             if (status == OK && options[5] & 4 && !seek_size)

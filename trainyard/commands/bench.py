@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from trainyard.data.index.table import Index
 
 _WAYS = {
-    "libraries": "decoding, simplejpeg and Pillow",
+    "libraries": "decoding, Pillow",
     "stored": "decoding",
     "seek": "decoding, with a seek table",
     "packed": "decoding, packed",
@@ -126,7 +126,7 @@ def advice(found: dict[str, Any]) -> str:
         return f"more threads: this machine has {found['cores']} cores"
     if found["fallback"] > _NOTABLE and found["channels"] in (1, 3):
         return (
-            f"{found['fallback']:.0%} of the images are no baseline JPEGs or usual PNGs, which are "
+            f"{found['fallback']:.0%} of the images are no baseline JPEGs, which are "
             "decoded several times as fast: see `trainyard data pack --short`"
         )
     better = []

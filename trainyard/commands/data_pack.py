@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _FORMATS = (
     "webdataset",
-    "tfrecord",
     "hdf5",
     "folder",
     "packed",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trainyard.data.storage.manifest import Manifest
     from trainyard.datasets.prepare.preparation import Preparation
 
-_FORMATS = ("webdataset", "folder", "tfrecord", "hdf5")
+_FORMATS = ("webdataset", "folder", "hdf5")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -41,27 +41,35 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_parts(large, "write", "DESTINATION")
     large.set_defaults(run_command=_prepare_imagenet_21k_p)
     for name in ("cifar10", "cifar100"):
-        cifar = datasets.add_parser(name, help="as PNG, from the binary archive")
-        _add_common(cifar, "the archive, or its folder", "folder")
-        _add_no_checksum(cifar)
+        cifar = datasets.add_parser(name, help="as packed pixels, from the binary archive")
+        _add_small(cifar, "the archive, or its folder")
         cifar.set_defaults(run_command=_prepare_cifar)
         _refuse_parts(cifar)
     for name in ("mnist", "fashion-mnist"):
-        mnist = datasets.add_parser(name, help="as PNG, from the four IDX files")
-        _add_common(mnist, "the folder of the files", "folder")
-        _add_no_checksum(mnist)
+        mnist = datasets.add_parser(name, help="as packed pixels, from the four IDX files")
+        _add_small(mnist, "the folder of the files")
         mnist.set_defaults(run_command=_prepare_mnist)
         _refuse_parts(mnist)
 
 
 def _add_common(parser: argparse.ArgumentParser, source: str, default_format: str) -> None:
-    parser.add_argument("source", metavar="SOURCE", help=source)
-    parser.add_argument("destination", metavar="DESTINATION", help="folder to create")
+    _add_folders(parser, source)
     parser.add_argument(
         "--format", choices=_FORMATS, default=default_format, help=f"default {default_format}"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the order of training images")
     parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
+
+
+def _add_small(parser: argparse.ArgumentParser, source: str) -> None:
+    _add_folders(parser, source)
+    _add_no_checksum(parser)
+    parser.set_defaults(format="packed", seed=0, workers=1)
+
+
+def _add_folders(parser: argparse.ArgumentParser, source: str) -> None:
+    parser.add_argument("source", metavar="SOURCE", help=source)
+    parser.add_argument("destination", metavar="DESTINATION", help="folder to create")
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 

@@ -3,8 +3,6 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data._native import core, is_built
-
 UInt64s = NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
@@ -46,15 +44,6 @@ def permute(positions: NDArray[np.int64], keys: UInt64s, size: int) -> NDArray[n
     A six-round Feistel network over the next power of two, repeated until the result lies in the
     range (cycle walking, Black and Rogaway 2002): under two passes on average.
     """
-    if not is_built():
-        return permute_reference(positions, keys, size)
-    out = np.empty(len(positions), np.int64)
-    core.permute(np.ascontiguousarray(positions, np.int64), np.ascontiguousarray(keys), size, out)
-    return out
-
-
-def permute_reference(positions: NDArray[np.int64], keys: UInt64s, size: int) -> NDArray[np.int64]:
-    """`permute` without the extension."""
     # Below 8 bits a Feistel network reaches too few permutations; cycle walking is cheap there.
     bits = max(8, (size - 1).bit_length())
     round_keys = [splitmix64(keys + constant) for constant in _ROUNDS]

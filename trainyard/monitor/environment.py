@@ -12,7 +12,7 @@ from typing import Any
 from trainyard.installation import VERSION
 from trainyard.world import usable_cores
 
-_PACKAGES = ("torch", "timm", "numpy", "pillow", "simplejpeg", "safetensors")
+_PACKAGES = ("torch", "timm", "numpy", "pillow", "safetensors")
 
 
 def describe_environment() -> dict[str, Any]:

@@ -27,10 +27,11 @@ def decode(
     (height, width), channels = size, options.get("channels", 3)
     room = np.full((3, height * width * channels), 171, np.uint8)
     room[1] = 0
-    shape = (1, height, width, channels)
-    if options.get("planar"):
-        shape = (1, channels, height, width)
-    out, status, zero = room[1].reshape(shape), np.zeros(1, np.uint8), np.zeros(1, np.int64)
+    out, status, zero = (
+        room[1].reshape(1, height, width, channels),
+        np.zeros(1, np.uint8),
+        np.zeros(1, np.int64),
+    )
     core.Decoder(path).decode(
         *([content], zero, zero, np.array([len(content)]), np.array([box], np.float64)),
         *(np.array([flip]), out, status),

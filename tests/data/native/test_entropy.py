@@ -3,9 +3,9 @@
 import io
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
-import simplejpeg
 from PIL import Image
 
 from tests.data.native.decoder import PATHS, Pixels, decode
@@ -161,7 +161,9 @@ def others() -> dict[str, bytes]:
         "rgb by keeping": jpeg(pixels, keep_rgb=True),
         "rgb by Adobe": plain[:2] + adobe + plain[2:],
         "twelve bits": plain[: frame + 4] + b"\x0c" + plain[frame + 5 :],
-        "4:1:1": simplejpeg.encode_jpeg(pixels, colorsubsampling="411"),
+        "4:1:1": cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, 0x411111])[
+            1
+        ].tobytes(),
         "empty": b"",
         "text": b"no image at all, but longer than a header",
     }

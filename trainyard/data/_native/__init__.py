@@ -1,6 +1,6 @@
 """The C extension: `core` is None where it could not be built, without a compiler for instance.
 
-Everything works without it, by simplejpeg and Pillow, at about a quarter of the speed.
+Everything but packed coefficients works without it, by Pillow, at about a quarter of the speed.
 """
 
 import threading

@@ -11,7 +11,7 @@
 /* What came of an image. All but OK leave it to the libraries, which judge. */
 typedef enum {
     OK = 0,
-    NOT_OURS = 1, /* no baseline JPEG of the usual sampling, no usual PNG, no packed record */
+    NOT_OURS = 1, /* no baseline JPEG of the usual sampling, no packed record */
     DAMAGED = 2,  /* not what its header promises, or cut short */
     NO_MEMORY = 3,
     BAD_BOX = 4,   /* the box does not lie in the image */

@@ -55,17 +55,16 @@ class Decoder:
         lengths: Buffer,
         boxes: Buffer,  # float64[n, 4]: left, top, right, bottom; filled in by `drawn` or `central`
         flips: Buffer,  # bool[n]
-        out: Buffer,  # uint8[n, height, width, channels], or [n, channels, height, width] if planar
+        out: Buffer,  # uint8[n, height, width, channels]
         out_status: Buffer,  # uint8[n], read first: only images whose status is OK are decoded
         *,
         height: int,
         width: int,
         bicubic: bool = False,
         beyond: bool = False,  # pixels around a box count: resize, then crop
-        planar: bool = False,
         seek: tuple[Sequence[Buffer | File], Buffer, Buffer, Buffer] | None = None,
         # the seek table of each image, in the form of the first arguments; may be empty
-        channels: int = 3,  # 3: RGB; 1: luma, which is NOT_OURS for a record of pixels
+        channels: int = 3,  # 3: RGB; 1: luma, which is NOT_OURS for a record of RGB pixels
         drawn: Buffer = ...,  # float64[n, 22], see RandomCropParameters
         ratio: tuple[float, float] = ...,  # its least and greatest
         central: tuple[int, int, int, int] = ...,  # width and height of a CentralCrop, and covered
@@ -113,6 +112,3 @@ def unpack_snappy(
     out_status: Buffer,  # uint8[n]: OK, DAMAGED or UNREADABLE
 ) -> None:
     """Unpacks spans of Snappy streams. A span with a negative start gives so many bytes before."""
-
-def permute(positions: Buffer, keys: Buffer, size: int, out: Buffer) -> None:
-    """`permute` of rng.py, for int64[n] and uint64[n]; ValueError for a position outside."""

@@ -11,7 +11,6 @@ static void each_buffer(Scratch *scratch, void (*visit)(Buffer *)) {
     visit(&scratch->entropy);
     visit(&scratch->restarts);
     visit(&scratch->rows);
-    visit(&scratch->rows_of_png);
     for (int i = 0; i < 2; i++) {
         visit(&scratch->columns[i]);
         visit(&scratch->x[i].memory);

@@ -15,7 +15,6 @@ typedef struct {
     Taps x[2], y[2];   /* of luma and of chroma */
     Buffer columns[2]; /* taps across, prepared for vectors */
     Buffer rows;       /* rows resized across */
-    Buffer rows_of_png; /* filtered rows, and before them one of zeros */
 } Scratch;
 
 Scratch *scratch_new(void); /* NULL if there is no memory */

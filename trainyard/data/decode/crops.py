@@ -26,6 +26,11 @@ class Crops(NamedTuple):
     """True if the image is resized before it is cropped: pixels beyond a box then affect the pixels
     along its border. False if it is cropped first."""
 
+    def part(self, position: int) -> "Crops":
+        """The crop of one image."""
+        one = slice(position, position + 1)
+        return self._replace(boxes=self.boxes[one], flips=self.flips[one])
+
 
 class CropParameters(Protocol):
     """The crop parameters of some images, drawn before the sizes are known."""

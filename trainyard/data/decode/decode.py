@@ -1,8 +1,9 @@
 """Decodes encoded images and crops them to boxes, into one uint8 batch.
 
-`decode_batch` is called once per slice of a batch. The C extension decodes the formats that it
-supports, in one call; simplejpeg and Pillow decode the other images, or without the extension all,
-one at a time. `reference_image`, plain Pillow, defines the right pixels.
+`decode_batch` is called once per slice of a batch. The C extension decodes baseline JPEGs and
+packed records, in one call. Pillow decodes the other images, one at a time, and the extension crops
+and resizes their pixels; without the extension Pillow does it all. `reference_image`, plain Pillow,
+defines the right pixels.
 
 The last axis of a batch is its channels. 3: RGB. 1: luminance, which is the Y of a JPEG in YCbCr,
 and Pillow's convert("L") of the RGB pixels of any other image. Other numbers: multispectral images,
@@ -15,10 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
@@ -35,7 +35,14 @@ from trainyard.data.decode.orientation import (
     upright,
     upright_sizes,
 )
-from trainyard.data.decode.packed_record import has_pixels, jpeg_head, jpeg_of, pixels_of
+from trainyard.data.decode.packed_record import (
+    MAX_SIDE,
+    has_pixels,
+    jpeg_head,
+    jpeg_of,
+    pixels_of,
+    record_of_pixels,
+)
 from trainyard.data.formats.left_out import NEEDS_HEIF
 from trainyard.data.formats.scan import IMAGE_FORMATS
 from trainyard.data.storage.encoded import (
@@ -45,6 +52,7 @@ from trainyard.data.storage.encoded import (
     contents_of,
     in_memory,
 )
+from trainyard.errors import DataError
 
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
@@ -79,8 +87,8 @@ def decode_batch(
 
     `crop` turns sizes (int[n, 2]: width, height) into boxes inside the images. Returns the
     positions that could not be decoded, with the reasons; their pixels are zero. Without a
-    `decoder`, see `own_decoder`, the libraries decode all images; they read every byte of an image,
-    not its crop alone. With `exif`, images are turned upright first, by their orientation.
+    `decoder`, see `own_decoder`, Pillow decodes all images. With `exif`, images are turned upright
+    first, by their orientation. DataError for packed coefficients without the extension.
     """
     are_pictures = out_BHWC.shape[3] in _OF_PICTURES
     if decoder is None or exif or not are_pictures or not isinstance(crop, _KnownCrops):
@@ -119,7 +127,7 @@ def _decode_sized(
     decoder = decoder if shape[2] in _OF_PICTURES else None
     sizes, status = native_sizes(stored, decoder)
     orientations = native_orientations(contents, status) if exif else None
-    bad = _library_sizes(contents, sizes, status, orientations) | unreadable
+    bad = _pillow_sizes(contents, sizes, status, orientations) | unreadable
     crops = crop(sizes if orientations is None else upright_sizes(sizes, orientations))
     if decoder is not None:
         native = partial(native_pixels, decoder, bicubic=interpolation == "bicubic")
@@ -131,11 +139,10 @@ def _decode_sized(
     for position in np.flatnonzero(status).tolist():
         if position not in bad:
             try:
-                size = tuple(sizes[position].tolist())
-                whole = _images(contents[position], size, shape[2])
-                if orientations is not None:
-                    whole = [upright(image, orientations[position]) for image in whole]
-                out_BHWC[position] = _resized(whole, crops, position, shape, how=interpolation)
+                size, part = tuple(sizes[position].tolist()), crops.part(position)
+                turns = 1 if orientations is None else int(orientations[position])
+                whole = _images(contents[position], size, shape[2], turns)
+                out_BHWC[position] = _resized(whole, part, shape, interpolation, decoder=decoder)
             except BadImageError as error:
                 bad[position] = str(error)
     out_BHWC[list(bad)] = 0
@@ -148,7 +155,7 @@ def _decode_sized(
 def native_sizes(
     stored: EncodedSpans, decoder: "core.Decoder | None"
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Sizes from the headers, and a status; 1 x 1 where it is not 0: left to the libraries."""
+    """Sizes from the headers, and a status; 1 x 1 where it is not 0: left to Pillow."""
     count = len(stored.which)
     sizes, status = np.ones((count, 2), np.int64), np.ones(count, np.uint8)
     if decoder is not None:
@@ -158,7 +165,7 @@ def native_sizes(
 
 
 def native_orientations(contents: Sequence[bytes], status: NDArray[np.uint8]) -> Orientations:
-    """The orientations of images whose status is 0; 1 for those that are left to the libraries."""
+    """The orientations of images whose status is 0; 1 for those that are left to Pillow."""
     found = np.ones(len(status), np.uint8)
     for position in np.flatnonzero(status == 0).tolist():
         found[position] = image_orientation(contents[position])
@@ -225,10 +232,10 @@ def native_pixels(
     )
 
 
-# --- the libraries ---
+# --- Pillow ---
 
 
-def _library_sizes(
+def _pillow_sizes(
     contents: Sequence[bytes],
     sizes: NDArray[np.int64],
     status: NDArray[np.uint8],
@@ -250,18 +257,20 @@ def _library_sizes(
     return bad
 
 
-def _images(content: bytes, size: tuple[int, ...], channels: int) -> list[Image.Image]:
-    """The whole image: RGB, luminance, or the channels of a multispectral image, each as grey.
+def _images(
+    content: bytes, size: tuple[int, ...], channels: int, orientation: int
+) -> list[Image.Image]:
+    """The whole image, upright: RGB, luminance, or the channels of a multispectral one, as grey.
 
-    BadImageError if its size is not `size`, the one in its header.
+    BadImageError if its size, as stored, is not `size`, the one in its header.
     """
     if channels in _OF_PICTURES:
-        found = [_fast_image(content, channels) or reference_image(content, channels)]
+        found = [reference_image(content, channels)]
     else:
         found = _channel_images(content, channels)
     if found[0].size != size:
         raise BadImageError("its header and its content differ in size")
-    return found
+    return [upright(image, orientation) for image in found]
 
 
 def reference_image(content: bytes, channels: int = 3) -> Image.Image:
@@ -277,6 +286,12 @@ def reference_image(content: bytes, channels: int = 3) -> Image.Image:
             return as_rgb(image)
         image.draft("L", image.size)  # of a JPEG the Y, without a way through RGB
         return (image if image.mode == "L" else as_rgb(image)).convert("L")
+
+
+def is_grey(content: bytes) -> bool:
+    """True for an image of 8-bit grey values. BadImageError if it cannot be opened."""
+    with _blamed(content):
+        return open_lazily(content).mode == "L"
 
 
 def _channel_images(content: bytes, channels: int) -> list[Image.Image]:
@@ -303,7 +318,7 @@ def _blamed(content: bytes) -> Iterator[None]:
     """Inside, any error counts as one of the image: Pillow's plugins raise almost all kinds."""
     try:
         yield
-    except BadImageError:
+    except (BadImageError, DataError):
         raise
     except Exception as error:
         raise BadImageError(_reason(content, error)) from None
@@ -366,53 +381,25 @@ def _unpacked(record: bytes) -> Image.Image:
     return Image.open(io.BytesIO(jpeg_of(record)), formats=("JPEG",))
 
 
-def _fast_image(content: bytes, channels: int) -> Image.Image | None:
-    """The whole image by libjpeg-turbo, without the interpreter lock; None if not supported."""
-    if _fast_size(content) is None:
-        return None
-    turbos, mode = ("RGBX", "RGBX") if channels == 3 else ("GRAY", "L")
-    try:
-        pixels = simplejpeg.decode_jpeg(content, turbos)
-    except (ValueError, KeyError):  # damaged, or only unusual: left to Pillow
-        return None
-    height, width = pixels.shape[:2]
-    return Image.frombuffer(mode, (width, height), pixels, "raw", mode, 0, 1)
-
-
-def _fast_size(content: bytes) -> tuple[int, int] | None:
-    """Width and height of a JPEG that libjpeg-turbo and Pillow decode to the same RGB, or None."""
-    header = jpeg_header(content)
-    return None if header is None or header.colours in ("CMYK", "YCCK") else header.size
-
-
-class JpegHeader(NamedTuple):
-    size: tuple[int, int]  # width and height
-    colours: str  # "Gray", "YCbCr", "RGB", "CMYK" or "YCCK"
-
-
-def jpeg_header(content: bytes) -> JpegHeader | None:
-    """The header of a JPEG, by libjpeg-turbo; None for an unusual JPEG or another format."""
-    if not content.startswith(b"\xff\xd8"):
-        return None
-    try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(content, strict=False)
-    except (ValueError, KeyError):  # KeyError for a subsampling without a name
-        return None
-    return JpegHeader((width, height), colours)
-
-
 def _resized(
     images: Sequence[Image.Image],
     crops: Crops,
-    position: int,
     shape: tuple[int, ...],
-    *,
     how: Interpolation,
+    *,
+    decoder: "core.Decoder | None",
 ) -> NDArray[np.uint8]:
-    """The box at `position` as pixels of `shape` (height, width, channels), antialiased, flipped
-    if it is to be.
+    """The box of the only crop as pixels of `shape` (height, width, channels), antialiased, flipped
+    if it is to be. By the extension if it can: the pixels are then those of a packed record.
     """
-    left, top, right, bottom = crops.boxes[position].tolist()
+    if decoder is not None and max(images[0].size) <= MAX_SIDE:
+        out_BHWC, status = np.empty((1, *shape), np.uint8), np.zeros(1, np.uint8)
+        record = in_memory([record_of_pixels(np.asarray(images[0]))])
+        native_pixels(decoder, record, crops, out_BHWC, status=status, bicubic=how == "bicubic")
+        if status[0] == core.OK:
+            found: NDArray[np.uint8] = out_BHWC[0]
+            return found
+    left, top, right, bottom = crops.boxes[0].tolist()
     if not crops.resizes_first:
         x, y = math.floor(left), math.floor(top)
         whole = (x, y, math.ceil(right), math.ceil(bottom))
@@ -421,22 +408,16 @@ def _resized(
     size, inside = (shape[1], shape[0]), (left, top, right, bottom)
     resized = [np.asarray(image.resize(size, _FILTERS[how], box=inside)) for image in images]
     pixels = np.concatenate([each.reshape(*shape[:2], -1) for each in resized], axis=2)
-    pixels = pixels[..., : shape[2]]  # of RGBX without the X
-    return pixels[:, ::-1] if crops.flips[position] else pixels
+    return pixels[:, ::-1] if crops.flips[0] else pixels
 
 
 def _size(content: bytes) -> tuple[int, int]:
-    try:
-        width, height = _fast_size(content) or _lazy_size(content)
-    except Exception as error:
-        raise BadImageError(_reason(content, error)) from None
+    with _blamed(content):
+        shape = array_shape(content) if is_array(content) else None
+        width, height = shape[1::-1] if shape else open_lazily(content).size
     if not 0 < width * height <= MAX_PIXELS:
         raise BadImageError(f"{width} x {height} pixels are implausible")
     return width, height
-
-
-def _lazy_size(content: bytes) -> tuple[int, int]:
-    return array_shape(content)[1::-1] if is_array(content) else open_lazily(content).size
 
 
 def image_orientation(content: bytes) -> int:
@@ -444,7 +425,7 @@ def image_orientation(content: bytes) -> int:
     try:
         content = jpeg_head(content) if content.startswith(PACKED_MAGIC) else content
         return orientation_of(open_lazily(content)) if may_be_turned(content) else 1
-    except Exception:  # a file that libjpeg-turbo reads and Pillow does not
+    except Exception:  # the decoder judges the file
         return 1
 
 

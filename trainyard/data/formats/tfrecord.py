@@ -12,10 +12,9 @@ where `synset`, the class's name, may be left out; other features are ignored.
 import re
 import struct
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from crc32c import crc32c
@@ -30,7 +29,6 @@ from trainyard.data.formats.example import (
     one_text,
 )
 from trainyard.data.formats.left_out import LeftOut
-from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import (
     MAX_CLASSES,
     FileRows,
@@ -44,7 +42,7 @@ from trainyard.data.formats.scan import (
 )
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
-from trainyard.data.storage.source import LocalFile, Source
+from trainyard.data.storage.source import Source
 from trainyard.errors import DataError
 
 _NAME = re.compile(r"-\d+-of-\d+(\.tfrecords?)?$|\.tfrecords?$")
@@ -85,28 +83,6 @@ def check_shard(source: Source) -> None:
         begin, end = record.data
         if source.read(end, _TAIL) != _masked(checksum(source, begin, end)):
             raise DataError(f"{record.where(source)}: its checksum does not match its data")
-
-
-def write(path: Path, samples: Iterable[EncodedSample], classes: Sequence[str] | None) -> None:
-    """Writes one shard; equal samples give equal bytes.
-
-    The class's name is stored with each image, where readers of other features ignore it. A shard
-    that is copied without its `dataset.json` therefore still names its classes.
-    """
-    with open(path, "wb") as file:
-        for sample in samples:
-            name = None if classes is None else classes[sample.label]
-            head = _example_head(len(sample.image), sample.label, name)
-            length = struct.pack("<Q", len(head) + len(sample.image))
-            of_length, of_data = crc32c(length), crc32c(sample.image, crc32c(head))
-            file.writelines((length, _masked(of_length), head, sample.image, _masked(of_data)))
-
-
-def write_index(path: Path, idx_path: Path) -> None:
-    """Writes the offset and length in bytes of each record, as DALI's tfrecord2idx does."""
-    with closing(LocalFile(str(path))) as source, open(idx_path, "w") as file:
-        for record in _records(BufferedReader(source)):
-            file.write(f"{record.start} {record.data[1] + _TAIL - record.start}\n")
 
 
 # --- reading ---
@@ -253,35 +229,3 @@ def _read(
         return read(data, found[name])
     except ValueError as error:
         raise ValueError(f"{name.decode()} {error}") from None
-
-
-# --- writing ---
-
-
-def _example_head(size: int, label: int, synset: str | None) -> bytes:
-    """An Example up to its image of `size` bytes, which comes last so that a scan can skip it."""
-    label_list = _field(b"\x1a", _field(b"\x0a", _varint(label + 1)))
-    entries = _entry(_LABEL, label_list)
-    if synset is not None:
-        entries += _entry(
-            _SYNSET, _field(b"\x0a", _field(b"\x0a", synset.encode(errors="surrogateescape")))
-        )
-    image_list = _field(b"\x0a", _field(b"\x0a", b"", size), size)
-    return _field(b"\x0a", entries + _entry(_IMAGE, image_list, size), size)
-
-
-def _entry(name: bytes, feature: bytes, more: int = 0) -> bytes:
-    return _field(b"\x0a", _field(b"\x0a", name) + _field(b"\x12", feature, more), more)
-
-
-def _field(tag: bytes, content: bytes, more: int = 0) -> bytes:
-    """A field of `content` and `more` bytes that the caller appends."""
-    return tag + _varint(len(content) + more) + content
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes((*encoded, value))

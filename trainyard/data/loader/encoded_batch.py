@@ -5,15 +5,17 @@ of type `ENTRY`, which has the crop and the kind of the data after it: a JPEG as
 the training size, for an image that a GPU cannot decode; or nothing, for an unreadable image.
 """
 
+import io
 import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from trainyard.data._native import own_decoder
 from trainyard.data.decode.crops import CropParameters
-from trainyard.data.decode.decode import MAX_PIXELS, decode_batch, image_orientation, jpeg_header
+from trainyard.data.decode.decode import MAX_PIXELS, decode_batch, image_orientation
 from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.storage.encoded import EncodedSpans, contents_of
 from trainyard.image_size import ImageSize, height_width, num_pixels
@@ -99,10 +101,16 @@ def _sizes(contents: Sequence[bytes], exif: bool) -> NDArray[np.int64]:
 def _jpeg_size(content: bytes) -> tuple[int, int]:
     """Width and height of a complete grey or YCbCr JPEG; (1, 1) for other contents.
 
-    The libraries reject a JPEG that is cut short; a GPU may not.
+    Pillow rejects a JPEG that is cut short; a GPU may not.
     """
-    header = jpeg_header(content) if content.endswith(b"\xff\xd9") else None
-    return header.size if header is not None and header.colours in ("YCbCr", "Gray") else (1, 1)
+    if not (content.startswith(b"\xff\xd8") and content.endswith(b"\xff\xd9")):
+        return 1, 1
+    try:
+        image = Image.open(io.BytesIO(content), formats=("JPEG",))
+    except Exception:  # Pillow's plugins raise almost all kinds
+        return 1, 1
+    is_rgb = image.mode == "RGB" and image.info.get("adobe_transform") == 0
+    return image.size if image.mode in ("L", "RGB") and not is_rgb else (1, 1)
 
 
 def _is_for_gpu(size: NDArray[np.int64], box: NDArray[np.float64], image_size: ImageSize) -> bool:

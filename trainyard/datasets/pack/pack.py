@@ -60,7 +60,6 @@ __all__ = [
 # Bytes per sample besides the image: headers, padding, half a block of a file system.
 _OVERHEAD = {
     "webdataset": 2304,
-    "tfrecord": 128,
     "hdf5": 128,
     "folder": 2304,
     "packed": 64,

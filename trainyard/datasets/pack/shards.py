@@ -12,7 +12,7 @@ from trainyard.data.rng import fold_in, permute
 from trainyard.datasets.pack.recode import Recode
 from trainyard.errors import DataError
 
-FORMATS = ("webdataset", "tfrecord", "hdf5", "folder", "packed", "parquet")
+FORMATS = ("webdataset", "hdf5", "folder", "packed", "parquet")
 """The writable formats."""
 _HOLD_LISTS = ("webdataset", "parquet")
 
@@ -149,9 +149,6 @@ def _parts(options: PackOptions, split: str, count: int) -> tuple[str, int, str]
             return f"{name}-", 6, ".tar"
         case "packed":
             return f"{name}-", 6, ".packed"
-        case "tfrecord":  # TFRecord's usual names
-            folder = "validation" if split == "val" else split
-            return f"{folder}/{folder}-", 5, f"-of-{count:05d}"
         case "parquet":  # the names by which `datasets` finds the splits
             split = "validation" if split == "val" else split
             return f"data/{split}-", 5, f"-of-{count:05d}.parquet"

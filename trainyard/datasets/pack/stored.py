@@ -70,10 +70,16 @@ def _of_coefficients(image: bytes) -> bytes:
 
 def _of_pixels(image: bytes, recode: Recode | None) -> bytes:
     """A record of upright pixels, as it holds no EXIF; scaled without an intermediate JPEG."""
-    from trainyard.data.decode.decode import BadImageError, image_orientation, reference_image
+    from trainyard.data.decode.decode import (
+        BadImageError,
+        image_orientation,
+        is_grey,
+        reference_image,
+    )
     from trainyard.data.decode.orientation import upright
 
-    pixels = upright(reference_image(image), image_orientation(image))
+    stored = reference_image(image, 1 if is_grey(image) else 3)
+    pixels = upright(stored, image_orientation(image))
     if isinstance(recode, ShortSide):
         pixels = recode.scaled(pixels)
     try:

@@ -161,11 +161,6 @@ def _write(job: ShardJob, outputs: Outputs, seen: _Seen) -> None:
         write_folder(part, samples, work.destination, folders)
         return
     FORMATS[work.options.format].write(part, samples, work.classes)
-    if work.options.format == "tfrecord":  # DALI needs an index of each shard
-        idx = work.destination / "idx_files" / f"{job.name}.idx"
-        idx.parent.mkdir(parents=True, exist_ok=True)
-        outputs.append((part_of(idx), idx))
-        FORMATS["tfrecord"].write_index(part, outputs[-1][0])
 
 
 def _samples(job: ShardJob, seen: _Seen) -> Iterator[EncodedSample]:

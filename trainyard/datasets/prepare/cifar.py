@@ -1,4 +1,4 @@
-"""Prepares CIFAR-10 and CIFAR-100 from their binary archives, losslessly as PNG.
+"""Prepares CIFAR-10 and CIFAR-100 from their binary archives, as packed records of pixels.
 
 A record is one label byte (CIFAR-100: a coarse and a fine one), then 32 x 32 red, green and blue
 values.
@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data.storage.manifest import Manifest
-from trainyard.datasets.pack.pack import shuffled
-from trainyard.datasets.prepare.png import LabelledPixels, index_as_png
+from trainyard.datasets.prepare.pixels import LabelledPixels, select_pixels
 from trainyard.datasets.prepare.preparation import Preparation, find_archive
 from trainyard.datasets.prepare.targz import read_members
 from trainyard.errors import DataError
@@ -72,9 +71,8 @@ def prepare_cifar(name: str, source: Path, preparation: Preparation) -> Manifest
             )
         pixels = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         images = LabelledPixels(pixels, records[:, 0], classes)
-        index = index_as_png(preparation, split, images, archive)
-        splits[split] = shuffled(index, preparation.order if split == "train" else None)
-    about = {"source": name, "official": preparation.checksum, "seed": preparation.order}
+        splits[split] = select_pixels(preparation, split, images, archive)
+    about = {"source": name, "official": preparation.checksum}
     return preparation.pack(splits, name, about=about)
 
 

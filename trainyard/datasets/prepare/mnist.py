@@ -1,4 +1,4 @@
-"""Prepares MNIST and Fashion-MNIST from their four IDX files, losslessly as PNG.
+"""Prepares MNIST and Fashion-MNIST from their four IDX files, as packed records of grey pixels.
 
 An IDX file of bytes starts with 0, 0, 8 and its number of dimensions; each dimension follows as a
 big-endian 32-bit integer, and then the bytes.
@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data.storage.manifest import Manifest
-from trainyard.datasets.pack.pack import shuffled
-from trainyard.datasets.prepare.png import LabelledPixels, index_as_png
+from trainyard.datasets.prepare.pixels import LabelledPixels, select_pixels
 from trainyard.datasets.prepare.preparation import Preparation
 from trainyard.errors import DataError
 
@@ -66,9 +65,8 @@ def prepare_mnist(name: str, source: Path, preparation: Preparation) -> Manifest
                 f"{path}: has {len(labels):,} images for {split} instead of {_PUBLISHED[split]:,}"
             )
         images = LabelledPixels(pixels, labels, list(release.classes))
-        index = index_as_png(preparation, split, images, path)
-        splits[split] = shuffled(index, preparation.order if split == "train" else None)
-    about = {"source": name, "official": preparation.checksum, "seed": preparation.order}
+        splits[split] = select_pixels(preparation, split, images, path)
+    about = {"source": name, "official": preparation.checksum}
     return preparation.pack(splits, name, about=about)
 
 

@@ -25,9 +25,9 @@ from trainyard.files import why_unwritable
 # One process writes a shard; a restart writes an unfinished shard again.
 _SHARD_SAMPLES = {
     "webdataset": 1000,
-    "tfrecord": 1252,  # ImageNet-1K in 1024 shards, as usual
     "hdf5": 50_000,
     "folder": 1000,
+    "packed": 100_000,  # pixels of a small data set
 }
 
 
@@ -152,5 +152,6 @@ class Preparation:
             shard_samples=self.shard_samples or _SHARD_SAMPLES[self.format],
             recode=recode,
             workers=self.workers,
+            pixels=self.format == "packed",
         )
         return splits, splits["train"].index.classes, self.destination, options

@@ -8,11 +8,11 @@ static uint32_t load_le32(const uint8_t *at) {
     return at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
 }
 
-static Status open_pixels(Packed *packed) {
+static Status open_pixels(Packed *packed, int planes) {
     size_t plane = (size_t)packed->width * (size_t)packed->height;
-    if (packed->size < PACKED_HEADER + 3 * plane + PACKED_MARGIN)
+    if (packed->size < PACKED_HEADER + (size_t)planes * plane + PACKED_MARGIN)
         return DAMAGED;
-    packed->jpeg = jpeg_of_planes(3, packed->width, packed->height);
+    packed->jpeg = jpeg_of_planes(planes, packed->width, packed->height);
     return OK;
 }
 
@@ -58,9 +58,16 @@ Status packed_open(Packed *packed, const uint8_t *bytes, size_t size) {
     packed->tail_size = load_le32(bytes + 24);
     packed->num_rows = load_le32(bytes + 28);
     packed->offsets = packed->rows = PACKED_HEADER;
-    if (packed->kind == PACKED_PIXELS)
-        return open_pixels(packed);
-    return packed->kind == PACKED_COEFFICIENTS ? open_coefficients(packed) : DAMAGED;
+    switch (packed->kind) {
+    case PACKED_COEFFICIENTS:
+        return open_coefficients(packed);
+    case PACKED_RGB:
+        return open_pixels(packed, 3);
+    case PACKED_GREY:
+        return open_pixels(packed, 1);
+    default:
+        return DAMAGED;
+    }
 }
 
 Status packed_size(const uint8_t *bytes, size_t size, int *width, int *height) {

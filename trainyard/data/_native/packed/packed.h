@@ -5,7 +5,7 @@
  *
  *     byte  0  8 bytes  PACKED_MAGIC
  *           8  2        version: 1
- *          10  1        kind: 1 coefficients, 2 pixels
+ *          10  1        kind: 1 coefficients, 2 RGB pixels, 3 grey pixels
  *          11  1        the bit that fills the last byte of an interval of the scan (1 by the book)
  *          12  4        width, pixels
  *          16  4        height
@@ -32,7 +32,7 @@
  *              low bytes of all, then the high bytes of all
  *
  * so that where a block's values begin is the sum of the popcounts of the masks before it. Of
- * pixels, three planes of height x width bytes follow byte 64: red, green, blue. */
+ * pixels, planes of height x width bytes follow byte 64: red, green, blue; or grey alone. */
 #ifndef TRAINYARD_PACKED_H
 #define TRAINYARD_PACKED_H
 
@@ -44,7 +44,7 @@
 #define PACKED_MARGIN 64
 #define PACKED_BLOCK 10 /* bytes of a block beside its values */
 
-typedef enum { PACKED_COEFFICIENTS = 1, PACKED_PIXELS = 2 } PackedKind;
+typedef enum { PACKED_COEFFICIENTS = 1, PACKED_RGB = 2, PACKED_GREY = 3 } PackedKind;
 
 typedef struct {
     PackedKind kind;
@@ -55,7 +55,7 @@ typedef struct {
     size_t head_size, tail_size;
     size_t offsets, rows; /* where these begin */
     uint32_t num_rows;
-    JpegHeader jpeg; /* of pixels: that of three components at full resolution */
+    JpegHeader jpeg; /* of pixels: that of their planes, as components at full resolution */
 } Packed;
 
 /* Read the header of a record and check all that it says but the rows. */

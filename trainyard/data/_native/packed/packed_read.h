@@ -96,7 +96,7 @@ static Status coefficients_planes(Plane planes[3], int used, Scratch *scratch, c
 
 static void pixels_planes(Plane planes[3], const Packed *packed) {
     size_t size = (size_t)packed->width * (size_t)packed->height;
-    for (int c = 0; c < 3; c++) {
+    for (int c = 0; c < packed->jpeg.num_components; c++) {
         const uint8_t *samples = packed->bytes + PACKED_HEADER + (size_t)c * size;
         planes[c] = (Plane){samples, (size_t)packed->width, 0, 0};
     }
@@ -108,7 +108,7 @@ static Status decode_packed(Scratch *scratch, const Stored *stored, Crop *crop,
     Status status = packed_open(&packed, stored->bytes, stored->size);
     if (status != OK)
         return status;
-    if (packed.kind == PACKED_PIXELS && target->channels == 1)
+    if (packed.kind == PACKED_RGB && target->channels == 1)
         return NOT_OURS; /* the libraries make luma of colours */
     Taking taking;
     status = settle_box(crop, packed.width, packed.height);
@@ -117,14 +117,12 @@ static Status decode_packed(Scratch *scratch, const Stored *stored, Crop *crop,
     if (status != OK)
         return status;
     Plane planes[3];
-    Colours colours = RGB;
-    if (packed.kind == PACKED_PIXELS) {
-        pixels_planes(planes, &packed);
-    } else {
-        int used = components_needed(&packed.jpeg, target);
-        colours = used == 1 ? GREY : YCBCR;
+    int used = components_needed(&packed.jpeg, target);
+    Colours colours = used == 1 ? GREY : packed.kind == PACKED_RGB ? RGB : YCBCR;
+    if (packed.kind == PACKED_COEFFICIENTS)
         status = coefficients_planes(planes, used, scratch, &packed, &taking);
-    }
+    else
+        pixels_planes(planes, &packed);
     if (status != OK)
         return status;
     return resize(scratch, planes, colours, taking.x, taking.y, crop->filter, target);

@@ -2,7 +2,6 @@
 
 #include "files.h"
 #include "packed/packed.h"
-#include "png/png.h"
 
 static Status size_of(const uint8_t *bytes, size_t length, int64_t size[2]) {
     if (packed_is_record(bytes, length)) {
@@ -11,15 +10,6 @@ static Status size_of(const uint8_t *bytes, size_t length, int64_t size[2]) {
         if (status == OK) {
             size[0] = width;
             size[1] = height;
-        }
-        return status;
-    }
-    if (png_is_one(bytes, length)) {
-        PngHeader header;
-        Status status = png_read_header(&header, bytes, length);
-        if (status == OK) {
-            size[0] = header.width;
-            size[1] = header.height;
         }
         return status;
     }

@@ -109,24 +109,24 @@ static PyObject *sizes(PyObject *object, PyObject *args) {
 /* The arguments of `decode` as Python gives them. */
 typedef struct {
     PyObject *stored[4], *boxes, *flips, *out, *status;
-    int height, width, bicubic, beyond, planar, channels;
+    int height, width, bicubic, beyond, channels;
     PyObject *seek;  /* NULL or None: no tables */
     PyObject *drawn; /* NULL: boxes are given, or central */
     BoxRule rule;
 } DecodeArguments;
 
 static bool parse_decode(DecodeArguments *a, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"sources",  "which",  "offsets",     "lengths",   "boxes",   "flips",
-                            "out",      "status", "height",      "width",     "bicubic", "beyond",
-                            "planar",   "seek",   "channels",    "drawn",     "ratio",   "central",
-                            NULL};
+    static char *names[] = {"sources", "which",  "offsets", "lengths", "boxes",   "flips",
+                            "out",     "status", "height",  "width",   "bicubic", "beyond",
+                            "seek",    "channels", "drawn", "ratio",   "central", NULL};
     *a = (DecodeArguments){.channels = 3};
     long long central[4] = {0}; /* see BoxRule: size, then covered */
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OOOOOOOO|$iipppOiO(dd)(LLLL)", names, &a->stored[0], &a->stored[1],
+            args, kwargs, "OOOOOOOO|$iippOiO(dd)(LLLL)", names, &a->stored[0], &a->stored[1],
             &a->stored[2], &a->stored[3], &a->boxes, &a->flips, &a->out, &a->status, &a->height,
-            &a->width, &a->bicubic, &a->beyond, &a->planar, &a->seek, &a->channels, &a->drawn, &a->rule.ratio[0], &a->rule.ratio[1], &central[0],
-            &central[1], &central[2], &central[3]))
+            &a->width, &a->bicubic, &a->beyond, &a->seek, &a->channels, &a->drawn,
+            &a->rule.ratio[0], &a->rule.ratio[1], &central[0], &central[1], &central[2],
+            &central[3]))
         return false;
     a->rule.kind = a->drawn ? RANDOM : central[0] ? CENTRAL : GIVEN;
     for (int axis = 0; axis < 2; axis++) {
@@ -173,8 +173,7 @@ static PyObject *decode(PyObject *object, PyObject *args, PyObject *kwargs) {
     Views views = {0}, of_seek = {0};
     Images images, seek;
     Crops crops = {.beyond = a.beyond, .filter = a.bicubic ? BICUBIC : BILINEAR, .rule = a.rule};
-    Target target = {
-        .width = a.width, .height = a.height, .channels = a.channels, .planar = a.planar};
+    Target target = {.width = a.width, .height = a.height, .channels = a.channels};
     uint8_t *status = NULL;
     int64_t pixels = (int64_t)a.channels * a.width * a.height;
     bool is_ready =

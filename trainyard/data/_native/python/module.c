@@ -2,7 +2,6 @@
 #include "python/arguments.h"
 #include "python/decoder.h"
 #include "files.h"
-#include "permute.h"
 #include "snappy.h"
 
 static PyObject *read_files_(PyObject *module, PyObject *args) {
@@ -91,31 +90,10 @@ static PyObject *unpack_snappy_(PyObject *module, PyObject *args) {
     return is_ready ? Py_NewRef(Py_None) : NULL;
 }
 
-static PyObject *permute_(PyObject *module, PyObject *args) {
-    (void)module;
-    PyObject *from, *keyed, *to;
-    long long size;
-    if (!PyArg_ParseTuple(args, "OOLO", &from, &keyed, &size, &to))
-        return NULL;
-    Views views = {0};
-    const void *positions = views_add(&views, from, "positions", ANY_SIZE, false), *keys = NULL;
-    int64_t count = positions ? views.views[0].len / 8 : 0;
-    void *out = NULL;
-    bool is_ready = positions && (keys = views_add(&views, keyed, "keys", count * 8, false)) &&
-                    (out = views_add(&views, to, "out", count * 8, true));
-    if (is_ready && !permute(count, positions, keys, size, out)) {
-        PyErr_SetString(PyExc_ValueError, "positions: from 0 to size - 1");
-        is_ready = false;
-    }
-    views_release(&views);
-    return is_ready ? Py_NewRef(Py_None) : NULL;
-}
-
 static PyMethodDef functions[] = {
     {"read_files", read_files_, METH_VARARGS, NULL},
     {"will_need", will_need_, METH_VARARGS, NULL},
     {"unpack_snappy", unpack_snappy_, METH_VARARGS, NULL},
-    {"permute", permute_, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -48,23 +48,10 @@ static inline void store_pixels(const Rgb pixels[2], const Target *target, int x
     Octets red = finish(pixels[0].red, pixels[1].red, bits);
     Octets green = finish(pixels[0].green, pixels[1].green, bits);
     Octets blue = finish(pixels[0].blue, pixels[1].blue, bits);
-    size_t at = (size_t)y * target->width + x, plane = (size_t)target->width * target->height;
-    uint8_t *to = target->pixels + (target->planar ? at : 3 * at), part[96];
-    if (!target->planar) {
-        store_rgb(count < 32 ? part : to, red, green, blue);
-        if (count < 32)
-            memcpy(to, part, 3 * (size_t)count);
-    } else if (count == 32) {
-        store_octets(to, red);
-        store_octets(to + plane, green);
-        store_octets(to + 2 * plane, blue);
-    } else {
-        store_octets(part, red);
-        store_octets(part + 32, green);
-        store_octets(part + 64, blue);
-        for (int c = 0; c < 3; c++)
-            memcpy(to + c * plane, part + 32 * c, (size_t)count);
-    }
+    uint8_t *to = target->pixels + 3 * ((size_t)y * target->width + x), part[96];
+    store_rgb(count < 32 ? part : to, red, green, blue);
+    if (count < 32)
+        memcpy(to, part, 3 * (size_t)count);
 }
 
 static inline __attribute__((always_inline)) void

@@ -3,7 +3,6 @@
 #define TRAINYARD_CROP_H
 
 #include "packed/packed_read.h"
-#include "png/png.h"
 #include "resize/resize.h"
 #include "jpeg/scan.h"
 #include "resize/taking.h"
@@ -69,32 +68,8 @@ static Status jpeg_planes(Plane planes[3], int used, Scratch *scratch, const Jpe
     return status;
 }
 
-static Status decode_png(Scratch *scratch, const Stored *stored, Crop *crop,
-                         const Target *target) {
-    PngHeader header;
-    Status status = png_read_header(&header, stored->bytes, stored->size);
-    if (status == OK)
-        status = settle_box(crop, header.width, header.height);
-    if (status != OK)
-        return status;
-    Colours colours = png_colours(&header);
-    if (colours == RGB && target->channels == 1)
-        return NOT_OURS; /* the libraries make luma of colours */
-    JpegHeader shape = jpeg_of_planes(colours == GREY ? 1 : 3, header.width, header.height);
-    Taking taking;
-    Plane planes[3];
-    status = make_taking(&taking, scratch, &shape, crop, target);
-    if (status == OK)
-        status = png_planes(planes, scratch, &header, stored->bytes, stored->size);
-    if (status != OK)
-        return status;
-    return resize(scratch, planes, colours, taking.x, taking.y, crop->filter, target);
-}
-
 static Status decode(Scratch *scratch, const Stored *stored, Crop *crop,
                      const Target *target) {
-    if (png_is_one(stored->bytes, stored->size))
-        return decode_png(scratch, stored, crop, target);
     if (packed_is_record(stored->bytes, stored->size))
         return decode_packed(scratch, stored, crop, target);
     JpegHeader header;

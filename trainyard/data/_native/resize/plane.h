@@ -14,12 +14,11 @@ typedef struct {
 
 typedef enum { GREY, YCBCR, RGB } Colours;
 
-/* Where an image goes: `height` x `width` x `channels` bytes, or planes of `height` x `width`. */
+/* Where an image goes: `height` x `width` x `channels` bytes. */
 typedef struct {
     uint8_t *pixels;
     int width, height;
     int channels; /* 3: RGB; 1: luma */
-    bool planar;
 } Target;
 
 #endif

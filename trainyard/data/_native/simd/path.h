@@ -10,7 +10,7 @@
 #include "scratch.h"
 #include "jpeg/seek.h"
 
-/* An image as it is stored: a JPEG or PNG file, or a packed record. */
+/* An image as it is stored: a JPEG file, or a packed record. */
 typedef struct {
     const uint8_t *bytes;
     size_t size;
