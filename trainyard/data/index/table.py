@@ -292,20 +292,6 @@ def _write(path: Path, header: dict[str, Any], columns: Columns) -> None:
         os.fsync(file.fileno())
 
 
-def true_fingerprint(index: Index) -> str:
-    """The fingerprint of the content of an index, whatever its file says; not of a merged one."""
-    columns: Columns = {
-        "file": index.file,
-        "offset": index.offset,
-        "size": index.size,
-        "label": index.label,
-        "file_name_text": index.file_names.text,
-        "file_name_ends": index.file_names.ends,
-    }
-    columns |= index.optional_columns() | index.list_columns()
-    return _fingerprint([*index.classes], columns)
-
-
 def _fingerprint(classes: list[str], columns: Columns) -> str:
     digest = hashlib.sha256(json.dumps(classes).encode())
     for name in sorted(columns):
