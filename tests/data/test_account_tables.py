@@ -5,7 +5,6 @@ TRAINYARD_TREES sets the number of tables of each format.
 
 import csv
 import io
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -127,20 +126,6 @@ def csv_table(random: Random, folder: Path) -> Table:
     return Table(str(path), len(rows), is_wrong)
 
 
-def json_table(random: Random, folder: Path) -> Table:
-    rows = some_rows(random)
-    is_wrong = spoilt(random, rows)
-    if random.random() < 0.2:
-        name = "labels" if "labels" in rows[0] else "label"
-        wrong = random.choice([None, True, 1.5, {"id": 1}, "x" if name == "labels" else ["x"]])
-        rows[random.randrange(len(rows))][name] = wrong
-        is_wrong = True
-    write_files(folder, IMAGES)
-    lines = [json.dumps({"id": random.random()} | row) for row in rows]
-    (folder / "list.jsonl").write_text(random.choice(["\n", "\n\n"]).join(lines))
-    return Table(str(folder / "list.jsonl"), len(rows), is_wrong)
-
-
 KINDS: dict[str, tuple[Callable[[Random], Any], pa.DataType]] = {
     "numbers": (lambda random: random.randrange(5), pa.int16()),
     "texts": (lambda random: spaced(random, random.choice(LABELS)), pa.large_string()),
@@ -240,7 +225,7 @@ def tfrecord_table(random: Random, folder: Path) -> Table:
     return Table(str(folder), count, is_wrong)
 
 
-@pytest.mark.parametrize("make", [csv_table, json_table, parquet_table, hdf5_table, tfrecord_table])
+@pytest.mark.parametrize("make", [csv_table, parquet_table, hdf5_table, tfrecord_table])
 def test_every_row_is_read_or_left_out_or_an_error(
     make: Callable[[Random, Path], Table], tmp_path: Path
 ) -> None:

@@ -26,7 +26,7 @@ from tests.data.tars import (
 from trainyard.data import formats
 from trainyard.data.formats import class_tar
 from trainyard.data.formats.left_out import BESIDE
-from trainyard.data.formats.scan import Scan, Via
+from trainyard.data.formats.scan import Scan
 from trainyard.data.formats.tar import is_image
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.splits import find_splits
@@ -90,9 +90,9 @@ def test_one_scan_gives_all_splits(tmp_path: Path, monkeypatch: Patch) -> None:
     scans: list[str] = []
     real_scan = formats.scan
 
-    def scan(place: ResolvedLocation, via: Via) -> Scan:
+    def scan(place: ResolvedLocation) -> Scan:
         scans.append(place.location)
-        return real_scan(place, via)
+        return real_scan(place)
 
     monkeypatch.setattr(formats, "scan", scan)
     monkeypatch.setattr(class_tar, "_CHUNK", 2)  # a large tar comes in parts

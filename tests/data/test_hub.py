@@ -16,7 +16,7 @@ from trainyard.data.index.build import open_index
 from trainyard.data.index.splits import find_splits, train_and_val
 from trainyard.data.open_datasets import open_datasets
 from trainyard.data.reading.reader import Reader
-from trainyard.data.storage.remote import hub_files
+from trainyard.data.storage import hub as hub_names
 from trainyard.errors import DataError, RecipeError
 from trainyard.world import World
 
@@ -75,6 +75,8 @@ class Hub(LocalServer):
             {
                 "type": "directory" if path.is_dir() else "file",
                 "path": str(path.relative_to(self.folder)),
+                "oid": "0",
+                "size": path.stat().st_size,
             }
             for path in found
         ]
@@ -89,7 +91,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "repo"
     (folder / "data").mkdir(parents=True)
     monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
-    hub_files._all_files.cache_clear()
+    hub_names._all_files.cache_clear()
     with Storage(folder, protocol="HTTP/1.1") as storage, Hub(folder, storage.url) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         monkeypatch.setenv("HF_TOKEN", TOKEN)

@@ -15,7 +15,7 @@ from tests.data.streams import Server
 from tests.data.tars import Patch, stored, write_files, write_shard
 from trainyard import files
 from trainyard.data import formats
-from trainyard.data.formats.scan import FileRows, Scan, Via
+from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.table import Index, load_index
 from trainyard.data.storage.location import ResolvedLocation, find_place
@@ -32,9 +32,9 @@ def scans(monkeypatch: Patch) -> list[str]:
     seen: list[str] = []
     real_scan = formats.scan
 
-    def scan(place: ResolvedLocation, via: Via) -> Scan:
+    def scan(place: ResolvedLocation) -> Scan:
         seen.append(place.location)
-        return real_scan(place, via)
+        return real_scan(place)
 
     monkeypatch.setattr(formats, "scan", scan)
     return seen
@@ -374,7 +374,7 @@ def test_a_broken_index_is_rebuilt(folder: Path, scans: list[str]) -> None:
     table = open_index(str(folder))
     content = table.path.read_bytes()
     lengths = [0, 1, 7, 8, 9, 15, 16, 17, 100, len(content) // 2, len(content) - 1]
-    foreign = (b"TYINDEX0", b"PK\x03\x04", b"\0" * 16, b"{}\n")
+    foreign = (b"TYINDEX4", b"PK\x03\x04", b"\0" * 16, b"{}\n")
     broken = [content[:n] for n in lengths] + [head + content[len(head) :] for head in foreign]
     for damaged in broken:
         table.path.unlink()  # a new file: the old one may be mapped still

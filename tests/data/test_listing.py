@@ -1,6 +1,5 @@
-"""Lists of image files: CSV and JSON lines."""
+"""Lists of image files."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -34,22 +33,23 @@ def write_csv(folder: Path, text: str, name: str = "photos.csv") -> str:
     return str(folder / name)
 
 
-def test_csv_and_json_lines_with_splits(folder: Path) -> None:
+def test_csv_with_splits(folder: Path) -> None:
     """A BOM, quotes, Windows line ends, an absolute path; both splits have the same classes."""
     lines = [f'"{folder}/{path}",{label},{split}' for path, label, split in ROWS]
-    lists = [write_csv(folder, "\ufeffpath,label,split\r\n" + "\r\n".join(lines) + "\r\n\r\n")]
-    objects = (json.dumps(dict(zip(("path", "label", "split"), r, strict=True))) for r in ROWS)
-    lists.append(write_csv(folder, "\n".join(objects) + "\n", "photos.jsonl"))
-    for location in lists:
-        splits = merged_splits([location])
-        assert splits == {"train": f"{location}#train", "val": f"{location}#val"}
-        train, val = (open_index(str(splits[name])) for name in ("train", "val"))
-        assert samples(train) == [
-            (f"{folder}/a/1.jpg", 3, "dog"),
-            (f"{folder}/a/b, c.jpg", 3, "ape"),
-        ]
-        assert samples(val) == [(f"{folder}/2.jpg", 5, "dog")]
-        assert (train.classes, train.has_names) == (("ape", "dog"), True) == (val.classes, True)
+    text = "\ufeffpath,label,split\r\n" + "\r\n".join(lines) + "\r\n\r\n"
+    location = write_csv(folder, text)
+    splits = merged_splits([location])
+    assert splits == {"train": f"{location}#train", "val": f"{location}#val"}
+    train, val = (open_index(str(splits[name])) for name in ("train", "val"))
+    assert samples(train) == [(f"{folder}/a/1.jpg", 3, "dog"), (f"{folder}/a/b, c.jpg", 3, "ape")]
+    assert samples(val) == [(f"{folder}/2.jpg", 5, "dog")]
+    assert (train.classes, train.has_names) == (("ape", "dog"), True) == (val.classes, True)
+
+
+def test_json_lines_are_no_list(folder: Path) -> None:
+    path = write_csv(folder, '{"path": "2.jpg", "label": 3}\n', "photos.jsonl")
+    with pytest.raises(DataError, match=r"not a known format; .* a list of images \(.csv, .tsv\)"):
+        open_index(path)
 
 
 def test_without_splits_and_with_other_columns(folder: Path) -> None:
@@ -124,40 +124,13 @@ def test_wrong_lines(folder: Path, text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "is not a JSON object"),
-        ('{"path": "2.jpg"}', "has no column of the label"),
-        ('{"path": "2.jpg", "label": 1.5}', "its label is not a text: 1.5"),
-        ('{"path": "2.jpg", "label": null}', "its label is not a text: null"),
-        ('{"path": "2.jpg", "label": true}', "its label is not a text: true"),
-        ('{"path": "2.jpg", "label": {"id": 3}}', 'its label is not a text: {"id": 3}'),
-        ('{"path": "2.jpg", "label": "\\ud800"}', "its label is not Unicode"),
-        ('{"path": 2, "label": 3}', "its path is not a text: 2"),
-        ('{"path": "2.jpg", "label": "b"}', "2.jpg: is 'b' here and '3' in line 1"),
-        (
-            '{"path": "2.jpg", "label": "a", "split": "val"}',
-            "has path, label, split, and the first line path, label",
-        ),
-    ],
-)
-def test_wrong_json(folder: Path, line: str, message: str) -> None:
-    with pytest.raises(DataError, match=f"photos.jsonl, line 2: {message}"):
-        open_index(
-            write_csv(folder, '{"path": "2.jpg", "label": 3}\n' + line + "\n", "photos.jsonl")
-        )
-
-
-@pytest.mark.parametrize(
     ("name", "text"),
     [
         ("photos.csv", " Image Path ; category;Subset\n 2.jpg ; dog ;Training\n;;\n\n"),
         ("photos.tsv", "\ufefffilename\tCLASS\tpartition\n2.jpg\tdog\ttrain\n"),
         ("photos.CSV", "label,path,class,split\ndog,2.jpg,7,train\n"),
         ("photos.csv", 'file,label,split\n"2.jpg","dog\u00a0",TRAIN\n2.jpg,dog,train\n'),
-        ("photos.jsonl", '{"img": " 2.jpg", "target": "dog ", "split": " train"}\n\n'),
         ("photos.csv#label=species", "path,label,species,split\n2.jpg,7,dog,train\n"),
-        ("photos.jsonl#label=b", '{"path": "2.jpg", "a": 1, "b": "dog", "split": "train"}\n'),
     ],
 )
 def test_other_dialects_and_names_of_columns(folder: Path, name: str, text: str) -> None:

@@ -19,7 +19,7 @@ from tests.full_disk import full_disk
 from trainyard.data.index.build import open_index
 from trainyard.data.storage.manifest import Manifest, read_manifest
 from trainyard.datasets.pack import files
-from trainyard.datasets.pack.journal import journals_in
+from trainyard.datasets.pack.journal import locked
 from trainyard.datasets.pack.pack import PackOptions, Selection, only_classes, pack, shuffled
 from trainyard.datasets.pack.recode import ShortSide
 from trainyard.datasets.pack.shards import plan_jobs
@@ -250,7 +250,7 @@ def test_labels_and_classes_that_do_not_fit_are_refused(source: Path, tmp_path: 
 
 def test_a_second_pack_into_one_destination_is_refused(source: Path, tmp_path: Path) -> None:
     with (
-        journals_in(tmp_path).locked(),
+        locked(tmp_path),
         pytest.raises(DataError, match="another process is packing into it"),
     ):
         packed(source, tmp_path, "webdataset")

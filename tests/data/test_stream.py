@@ -24,8 +24,6 @@ from trainyard.data.formats import webdataset
 from trainyard.data.formats.tar import SequentialReader
 from trainyard.data.formats.webdataset import Streamed, streamed
 from trainyard.data.loader.spec import ENDING_SIGNALS
-from trainyard.data.storage.remote import http_stream
-from trainyard.data.storage.remote.retry import Transient
 from trainyard.data.stream.loader import StreamLoader
 from trainyard.data.stream.open_shard import open_shard
 from trainyard.data.stream.shards import list_shards
@@ -328,25 +326,6 @@ def test_a_size_may_be_told_late(server: PlainServer, shards: str, then: str) ->
     with open_shard(f"{server.url}/part-004.tar") as shard:
         assert shard.read() == Path(shards.replace("{000..004}", "004")).read_bytes()
     assert len(server.requests) == 2
-
-
-def test_no_answer_is_left_open(server: PlainServer, monkeypatch: Patch) -> None:
-    """Not of a transfer that breaks while it passes over what has been read."""
-    take, answers = http_stream._take, []
-
-    def note_and_take(response: Any, size: int) -> bytes:
-        if response in answers:
-            return take(response, size)
-        answers.append(response)
-        if len(answers) == 2:
-            raise Transient("no answer in time")
-        return take(response, size)
-
-    monkeypatch.setattr(http_stream, "_take", note_and_take)
-    server.faults = ["cut"]
-    with open_shard(f"{server.url}/part-004.tar") as shard:
-        shard.read()
-    assert [answer.closed for answer in answers] == [True] * 3
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tests.data.tars import Patch
 from tests.web import BurstServer
 from trainyard.data.storage.credentials import token_of
-from trainyard.data.storage.remote.http import HttpFile
+from trainyard.data.storage.open import open_source
 from trainyard.data.storage.remote.http_stream import HttpStream
 from trainyard.errors import DataError
 
@@ -79,8 +80,8 @@ def test_a_token_goes_to_its_server_alone(
     hub.token = SECRET
     monkeypatch.setenv("HF_TOKEN", "hf_of_another_host")
     monkeypatch.setenv("TRAINYARD_TOKENS", f"example.org=other {hub.host}={SECRET}")
-    assert HttpFile(f"http://{hub.host}/a.tar").read(5000, 9000) == CONTENT[5000:14_000]
-    assert HttpFile(f"http://{storage.host}/a.tar").read(5000, 9000) == CONTENT[5000:14_000]
+    assert open_source(f"http://{hub.host}/a.tar").read(5000, 9000) == CONTENT[5000:14_000]
+    assert open_source(f"http://{storage.host}/a.tar").read(5000, 9000) == CONTENT[5000:14_000]
     assert {*hub.seen} == {f"Bearer {SECRET}"}
     assert {*storage.seen} == {None}
 
@@ -91,7 +92,7 @@ def test_a_token_does_not_follow_a_redirect_to_another_server(
     hub, storage = servers
     hub.moved_to = f"http://{storage.host}/signed?X-Amz-Signature=abc"
     monkeypatch.setenv("TRAINYARD_TOKENS", f"{hub.host}={SECRET}")
-    file = HttpFile(f"http://{hub.host}/a.tar")
+    file = open_source(f"http://{hub.host}/a.tar")
     for offset in range(0, 20_000, 5000):
         assert file.read(offset, 5000) == CONTENT[offset : offset + 5000]
     assert hub.seen == [f"Bearer {SECRET}"]  # later ranges go to where it led
@@ -104,7 +105,7 @@ def test_a_token_does_not_follow_a_redirect_to_another_server(
 def test_a_redirect_that_has_expired_is_followed_anew(servers: tuple[Server, Server]) -> None:
     hub, storage = servers
     hub.moved_to = f"http://{storage.host}/signed"
-    file = HttpFile(f"http://{hub.host}/a.tar")
+    file = open_source(f"http://{hub.host}/a.tar")
     storage.token = "nobody has it"  # so it refuses, as it does after the time of a signature
     hub.moved_to = None
     assert file.read(5000, 9000) == CONTENT[5000:14_000]
@@ -117,11 +118,11 @@ def test_a_wrong_token_is_named_without_being_told(
     hub.token = "another"
     monkeypatch.setenv("TRAINYARD_TOKENS", f"{hub.host}={SECRET}")
     with pytest.raises(DataError, match="401 Unauthorized: the token is wrong") as caught:
-        HttpFile(f"http://{hub.host}/a.tar")
+        open_source(f"http://{hub.host}/a.tar")
     assert SECRET not in str(caught.value)
     monkeypatch.delenv("TRAINYARD_TOKENS")
     with pytest.raises(DataError, match="a token goes into HF_TOKEN or TRAINYARD_TOKENS"):
-        HttpFile(f"http://{hub.host}/a.tar")
+        open_source(f"http://{hub.host}/a.tar")
 
 
 @pytest.mark.parametrize(
@@ -138,6 +139,16 @@ def test_the_hub_has_a_variable_of_its_own(url: str, has_it: bool, monkeypatch: 
     monkeypatch.delenv("TRAINYARD_TOKENS", raising=False)
     monkeypatch.setenv("HF_TOKEN", SECRET)
     assert token_of(urlsplit(url)) == (SECRET if has_it else None)
+
+
+def test_the_token_of_hf_auth_login_is_taken(tmp_path: Path, monkeypatch: Patch) -> None:
+    """It was ignored, and the user asked for a variable."""
+    for name in ("TRAINYARD_TOKENS", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "token").write_text(SECRET)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    assert token_of(urlsplit("https://huggingface.co/datasets/a/b/resolve/main/0.tar")) == SECRET
+    assert token_of(urlsplit("https://example.org/0.tar")) is None
 
 
 @pytest.mark.parametrize("value", [SECRET, f"={SECRET}", "host=", f"host={SECRET}\x07"])

@@ -121,7 +121,10 @@ class FaultyServer(LocalServer):
             return _send(request, 200, content, {})
         first, last = map(int, wanted.removeprefix("bytes=").split("-"))
         part = content[first : last + 1]
+        first += fault == "shifted"
+        part += bytes(9) if fault == "longer" else b""
         span = {"Content-Range": f"bytes {first}-{first + len(part) - 1}/{len(content)}"}
+        span = {} if fault == "unranged" else span
         tag = '"another"' if fault == "changed" else f'"{path.stat().st_mtime_ns}"'
         _send(request, 206, part, span | {"ETag": tag}, is_cut=fault == "cut")
 

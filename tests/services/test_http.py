@@ -1,5 +1,6 @@
 """Reading over HTTP from a server with faults: waited for if they may pass, else named."""
 
+import asyncio
 import dataclasses
 import hashlib
 import os
@@ -7,7 +8,9 @@ import random
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +29,26 @@ from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.data.storage.open import open_source
-from trainyard.data.storage.remote import connections, http
+from trainyard.data.storage.remote import client, http, request
+from trainyard.data.storage.remote.client import IN_FLIGHT
 from trainyard.data.storage.remote.download import download
-from trainyard.data.storage.remote.http import HttpFile
-from trainyard.data.storage.remote.prefetch import Limits
+from trainyard.data.storage.remote.files import RemoteFiles
+from trainyard.data.storage.source import Source
 from trainyard.errors import DataError
 
 CONTENT = random.Random(0).randbytes(3_000_000)
 
 
 @pytest.fixture
-def file(faulty: FaultyServer) -> Iterator[HttpFile]:
+def file(faulty: FaultyServer) -> Iterator[Source]:
     (faulty.folder / "file.bin").write_bytes(CONTENT)
-    file = HttpFile(f"{faulty.url}/file.bin")
+    file = open_source(f"{faulty.url}/file.bin")
     faulty.requests.clear()
     yield file
     file.close()
 
 
-def test_a_file_has_its_size_and_its_bytes(faulty: FaultyServer, file: HttpFile) -> None:
+def test_a_file_has_its_size_and_its_bytes(faulty: FaultyServer, file: Source) -> None:
     assert file.size == len(CONTENT)
     assert file.stamp[1] == len(CONTENT)
     for offset, size in ((0, len(CONTENT)), (10, 100_000), (len(CONTENT) - 1, 1), (7, 3), (5, 0)):
@@ -55,7 +59,7 @@ def test_a_file_has_its_size_and_its_bytes(faulty: FaultyServer, file: HttpFile)
 
 @pytest.mark.parametrize("fault", ["503", "500", "502", "504", "429", "408", "cut"])
 def test_what_may_pass_is_tried_again(
-    faulty: FaultyServer, file: HttpFile, fault: str, capsys: pytest.CaptureFixture[str]
+    faulty: FaultyServer, file: Source, fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     faulty.faults = [fault, fault]
     assert file.read(0, len(CONTENT)) == CONTENT
@@ -63,7 +67,7 @@ def test_what_may_pass_is_tried_again(
     assert capsys.readouterr().err == ""  # over before it was worth a line
 
 
-def test_a_broken_transfer_goes_on_where_it_broke(faulty: FaultyServer, file: HttpFile) -> None:
+def test_a_broken_transfer_goes_on_where_it_broke(faulty: FaultyServer, file: Source) -> None:
     faulty.faults = ["cut"]
     assert file.read(0, len(CONTENT)) == CONTENT
     half = len(CONTENT) // 2
@@ -73,7 +77,7 @@ def test_a_broken_transfer_goes_on_where_it_broke(faulty: FaultyServer, file: Ht
 
 def test_a_server_that_fails_for_good_is_named(
     faulty: FaultyServer,
-    file: HttpFile,
+    file: Source,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -102,7 +106,7 @@ def test_many_threads_that_wait_say_so_once(
 
     def read() -> None:
         with pytest.raises(DataError) as caught:
-            HttpFile(url)
+            open_source(url)
         errors.append(str(caught.value))
 
     threads = [threading.Thread(target=read) for _ in range(8)]
@@ -121,14 +125,14 @@ def test_many_threads_that_wait_say_so_once(
 
 def test_a_server_that_is_silent_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINYARD_RETRY_S", "0")
-    monkeypatch.setattr(connections, "_READ_S", 0.2)
+    monkeypatch.setattr(request, "GRACE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/x.tar"
         with pytest.raises(DataError, match=r"x\.tar: no answer in time; gave up"):
-            HttpFile(url)
+            open_source(url)
 
 
-def test_a_file_that_changes_ends_the_run(faulty: FaultyServer, file: HttpFile) -> None:
+def test_a_file_that_changes_ends_the_run(faulty: FaultyServer, file: Source) -> None:
     faulty.faults = ["changed"]
     with pytest.raises(DataError, match=r"/file\.bin has changed on the server"):
         file.read(0, 100_000)
@@ -146,11 +150,11 @@ def test_a_file_that_changes_ends_the_run(faulty: FaultyServer, file: HttpFile) 
     ("status", "kind"), [("404", OSError), ("403", OSError), ("401", DataError)]
 )
 def test_a_file_that_cannot_be_had_is_named(
-    faulty: FaultyServer, file: HttpFile, status: str, kind: type[Exception]
+    faulty: FaultyServer, file: Source, status: str, kind: type[Exception]
 ) -> None:
     faulty.faults = [status]
     with pytest.raises(kind, match=rf"/file\.bin: the server answers {status}"):
-        HttpFile(f"{faulty.url}/file.bin")
+        open_source(f"{faulty.url}/file.bin")
     faulty.faults = [status]
     with pytest.raises(DataError, match=rf"/file\.bin: the server answers {status}"):
         file.read(0, 100_000)
@@ -162,17 +166,17 @@ def test_a_server_without_ranges_will_do_for_small_files(
 ) -> None:
     (faulty.folder / "file.bin").write_bytes(CONTENT)
     faulty.faults = ["whole"] * 100
-    file = HttpFile(f"{faulty.url}/file.bin")
+    file = open_source(f"{faulty.url}/file.bin")
     assert file.read(1_000_000, 500_000) == CONTENT[1_000_000:1_500_000]
     assert file.read(7, 20) == CONTENT[7:27]
     assert len(faulty.requests) == 2
     monkeypatch.setattr(http, "_MAX_WITHOUT_RANGES", 1_000_000)
-    file = HttpFile(f"{faulty.url}/file.bin")
+    file = open_source(f"{faulty.url}/file.bin")
     with pytest.raises(DataError, match=r"/file\.bin: its server cannot send parts of a file"):
         file.read(7, 20)
 
 
-def test_small_reads_close_together_share_a_request(faulty: FaultyServer, file: HttpFile) -> None:
+def test_small_reads_close_together_share_a_request(faulty: FaultyServer, file: Source) -> None:
     for offset in range(0, 100_000, 512):
         assert file.read(offset, 512) == CONTENT[offset : offset + 512]
     assert len(faulty.requests) <= 5
@@ -183,7 +187,7 @@ def test_small_reads_close_together_share_a_request(faulty: FaultyServer, file: 
     assert sum(int(last) - int(first) + 1 for first, last in spans) <= 6 * 8192
 
 
-def test_threads_read_one_file_at_once(file: HttpFile) -> None:
+def test_threads_read_one_file_at_once(file: Source) -> None:
     wrong: list[int] = []
 
     def read(seed: int) -> None:
@@ -215,20 +219,46 @@ def test_a_url_that_cannot_be_is_named(url: str, message: str) -> None:
         open_source(url)
 
 
-def test_a_file_that_has_moved_is_followed(faulty: FaultyServer, file: HttpFile) -> None:
+def test_another_part_than_the_one_requested_is_refused(faulty: FaultyServer, file: Source) -> None:
+    for fault in ("shifted", "longer", "unranged"):
+        faulty.faults = [fault]
+        with pytest.raises(DataError, match=r"/file\.bin: the server sent another part than"):
+            file.read(5000, 10_000)
+
+
+def test_a_burst_of_requests_begins_with_few(faulty: FaultyServer, file: Source) -> None:
+    """A server's queue of new connections may be short."""
+    client.run(client._end_all())
+    client.client_of.cache_clear()
+    (faulty.folder / "small").write_bytes(bytes(4096))
+    files = RemoteFiles(lambda _: None)
+
+    async def burst() -> None:
+        await asyncio.gather(*(files.fetch(f"{faulty.url}/small", 0, 9) for _ in range(100)))
+
+    faulty.delay_s = 0.2
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(client.run, burst())
+        time.sleep(0.1)
+        assert faulty.at_once <= 4
+        done.result()
+    assert 20 <= faulty.most_at_once <= 100
+
+
+def test_a_file_that_has_moved_is_followed(faulty: FaultyServer, file: Source) -> None:
     (faulty.folder / "old.bin").touch()
     faulty.faults = ["moved"]
-    assert HttpFile(f"{faulty.url}/old.bin").size == len(CONTENT)
+    assert open_source(f"{faulty.url}/old.bin").size == len(CONTENT)
     faulty.faults = ["moved"] * 6
     with pytest.raises(DataError, match=r"/old\.bin: too many redirects"):
-        HttpFile(f"{faulty.url}/old.bin")
+        open_source(f"{faulty.url}/old.bin")
 
 
 def test_the_proxy_of_the_environment_is_asked(
-    faulty: FaultyServer, file: HttpFile, monkeypatch: pytest.MonkeyPatch
+    faulty: FaultyServer, file: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", faulty.url)
-    assert HttpFile("http://data.invalid/file.bin").read(5, 10_000) == CONTENT[5:10_005]
+    assert open_source("http://data.invalid/file.bin").read(5, 10_000) == CONTENT[5:10_005]
     assert [path for path, _ in faulty.requests] == ["http://data.invalid/file.bin"] * 2
 
 
@@ -285,7 +315,7 @@ def test_a_loader_has_many_requests_in_flight_and_no_more(
     index = open_index(f"{faulty.url}/{{00..39}}.tar")
     faulty.delay_s, faulty.most_at_once = 0.05, 0
     assert len(batches(index, stop=4)) == 4
-    assert 20 <= faulty.most_at_once <= Limits().in_flight
+    assert 20 <= faulty.most_at_once <= IN_FLIGHT
 
 
 @pytest.mark.parametrize("fault", ["changed", "404", "whole file"])
@@ -307,7 +337,7 @@ def test_a_loader_ends_with_the_reason(
 
 
 def test_a_download_is_whole_and_has_its_checksum(
-    faulty: FaultyServer, file: HttpFile, tmp_path: Path
+    faulty: FaultyServer, file: Source, tmp_path: Path
 ) -> None:
     seen: list[int] = []
     faulty.faults = ["", "cut", "503", "cut"]
@@ -320,7 +350,7 @@ def test_a_download_is_whole_and_has_its_checksum(
 
 
 def test_a_download_goes_on_from_what_is_there(
-    faulty: FaultyServer, file: HttpFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    faulty: FaultyServer, file: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainyard.data.storage.remote.download._PIECE", 1_000_000)
     monkeypatch.setenv("TRAINYARD_RETRY_S", "0")
@@ -335,7 +365,7 @@ def test_a_download_goes_on_from_what_is_there(
 
 
 def test_a_download_never_mixes_two_versions(
-    faulty: FaultyServer, file: HttpFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    faulty: FaultyServer, file: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainyard.data.storage.remote.download._PIECE", 1_000_000)
     faulty.faults = ["", "", "changed"]
@@ -348,7 +378,7 @@ def test_a_download_never_mixes_two_versions(
 
 
 def test_two_downloads_of_one_file_do_not_disturb_each_other(
-    file: HttpFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainyard.data.storage.remote.download._PIECE", 100_000)
     found: list[str] = []

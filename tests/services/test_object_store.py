@@ -20,9 +20,9 @@ from tests.data.streams import write_shards
 from tests.web import free_port
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.reading.reader import Reader
+from trainyard.data.storage.open import open_source
 from trainyard.data.storage.remote import object_store
 from trainyard.data.storage.remote.download import download
-from trainyard.data.storage.remote.object_store import ObjectFile
 from trainyard.errors import DataError
 
 CONTENT = random.Random(0).randbytes(300_000)
@@ -81,23 +81,23 @@ def test_two_slashes_running_are_part_of_a_key(bucket: Bucket, tmp_path: Path) -
 
 def test_an_object_has_its_size_and_its_bytes(bucket: Bucket, tmp_path: Path) -> None:
     bucket.put("folder/file.bin", CONTENT)
-    file = ObjectFile("s3://data/folder/file.bin")
+    file = open_source("s3://data/folder/file.bin")
     assert file.size == len(CONTENT)
     for offset, size in ((0, len(CONTENT)), (10, 100_000), (len(CONTENT) - 1, 1), (5, 0)):
         assert file.read(offset, size) == CONTENT[offset : offset + size]
     with pytest.raises(OSError, match="truncated or has changed"):
         file.read(len(CONTENT) - 1, 2)
     assert download(file.name, tmp_path / "copy") == hashlib.sha256(CONTENT).hexdigest()
-    stamp = ObjectFile("s3://data/folder/file.bin").stamp
+    stamp = open_source("s3://data/folder/file.bin").stamp
     assert stamp == file.stamp
     assert json.loads(json.dumps(stamp)) == stamp
     bucket.put("folder/file.bin", CONTENT[::-1])
-    assert ObjectFile("s3://data/folder/file.bin").stamp != stamp
+    assert open_source("s3://data/folder/file.bin").stamp != stamp
 
 
 def test_an_object_that_changes_ends_the_run(bucket: Bucket) -> None:
     bucket.put("file.bin", CONTENT)
-    file = ObjectFile("s3://data/file.bin")
+    file = open_source("s3://data/file.bin")
     bucket.put("file.bin", CONTENT[::-1])
     with pytest.raises(DataError, match=r"s3://data/file\.bin has changed in its store"):
         file.read(0, 1000)
@@ -105,12 +105,12 @@ def test_an_object_that_changes_ends_the_run(bucket: Bucket) -> None:
     with pytest.raises(DataError, match=r"s3://data/file\.bin"):
         file.read(0, 1000)
     with pytest.raises(FileNotFoundError):
-        ObjectFile("s3://data/file.bin")
+        open_source("s3://data/file.bin")
 
 
 def test_threads_share_one_connection_to_the_store(bucket: Bucket) -> None:
     bucket.put("file.bin", CONTENT)
-    file = ObjectFile("s3://data/file.bin")
+    file = open_source("s3://data/file.bin")
 
     def right(seed: int) -> bool:
         rng = random.Random(seed)
@@ -127,14 +127,14 @@ def test_a_store_that_stays_away_is_named(bucket: Bucket, monkeypatch: pytest.Mo
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     object_store._file_system.cache_clear()
     with pytest.raises(DataError, match=r"s3://data/x\.tar: .*gave up after 1 s"):
-        ObjectFile("s3://data/x.tar")
+        open_source("s3://data/x.tar")
 
 
 def test_a_store_that_comes_back_is_waited_for(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.put("file.bin", CONTENT)
-    file = ObjectFile("s3://data/file.bin")
+    file = open_source("s3://data/file.bin")
     bucket.stop()
     later = threading.Timer(1.5, bucket.start)
     later.start()
@@ -152,7 +152,7 @@ def test_credentials_that_are_missing_are_asked_for_at_once(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     object_store._file_system.cache_clear()
     with pytest.raises(DataError, match=r"s3://data/x\.tar: .*[Cc]redentials"):
-        ObjectFile("s3://data/x.tar")
+        open_source("s3://data/x.tar")
 
 
 def test_training_reads_from_a_bucket(bucket: Bucket, shards: Path, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_library_that_is_missing_is_asked_for(monkeypatch: pytest.MonkeyPatch)
     object_store._file_system.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
     with pytest.raises(DataError, match=r"needs gcsfs: pip install 'trainyard-images\[gcs\]'"):
-        ObjectFile("gs://data/file.bin")
+        open_source("gs://data/file.bin")
 
 
 # --- Google Cloud Storage: there is no server of it in Python, so the few answers that matter ---
@@ -228,13 +228,13 @@ def objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[Objects]:
 
 def test_google_keeps_to_the_generation_that_was_opened(objects: Objects) -> None:
     objects["file.bin"] = ("1", CONTENT)
-    file = ObjectFile("gs://data/file.bin")
+    file = open_source("gs://data/file.bin")
     assert file.size == len(CONTENT)
     assert file.read(1000, 200_000) == CONTENT[1000:201_000]
     stamp = file.stamp
     objects["file.bin"] = ("2", CONTENT[::-1])
     with pytest.raises(DataError, match=r"gs://data/file\.bin"):
         file.read(1000, 1000)
-    assert ObjectFile("gs://data/file.bin").stamp != stamp
+    assert open_source("gs://data/file.bin").stamp != stamp
     with pytest.raises(FileNotFoundError):
-        ObjectFile("gs://data/absent.bin")
+        open_source("gs://data/absent.bin")

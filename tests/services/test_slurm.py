@@ -17,7 +17,6 @@ import pytest
 from tests.command_line import Capture, newest, run, shown
 from tests.docs.pages import DOCS, blocks
 from tests.runs import curve, events
-from tests.services.in_parts import WorkInParts
 from tests.services.slurm_cluster import SlurmCluster, needs_slurm, wait_long_for
 
 pytestmark = [needs_slurm, pytest.mark.timeout(600)]  # a night is long on a machine that is busy
@@ -197,15 +196,6 @@ def test_a_pack_as_an_array(
     assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == names
     for name in names:
         assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-
-def test_other_work_as_an_array(
-    at_slurm: SlurmCluster, own_shards: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    work = WorkInParts(own_shards, tmp_path, capsys)
-    for name, words in work.commands.items():
-        said = joined_array(at_slurm, *words)
-        assert work.made(name, said) == work.expected[name]
 
 
 def test_a_job_that_slurm_refuses(

@@ -2,15 +2,10 @@
 
 import argparse
 import json
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trainyard.commands.parts import add_parts, parts_on_ray, print_part, words_of
 from trainyard.data.storage.location import take_secrets
 from trainyard.printable import printable
-
-if TYPE_CHECKING:
-    from trainyard.datasets.index_parts import IndexWork
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +17,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="also read every image once and save a seek table for faster decoding of crops; it "
         "takes about 1.5%% of the size of the data",
     )
-    add_parts(parser, "scan", "the data")
     parser.set_defaults(run_command=data_index)
 
 
@@ -39,25 +33,13 @@ def add_location(parser: argparse.ArgumentParser) -> None:
 
 def data_index(options: argparse.Namespace) -> int:
     """Run `trainyard data index`. Returns the exit code."""
+    from trainyard.data.decode.seek_tables import check_extension
     from trainyard.data.index.splits import all_splits
-    from trainyard.datasets.index_parts import IndexWork, index_journals
-    from trainyard.datasets.parts import units_of
 
+    if options.seek:
+        check_extension()
     places = all_splits(options.location)
-    journals = {split: index_journals(location) for split, location in places.items()}
-    begun = [part for of_split in journals.values() for part in of_split.parts()]
-    words = ["data", "index", options.location, *words_of(options, "seek")]
-    parts_on_ray(options, words, begun)
-    with ExitStack() as stack:  # no split is joined before all parts of all splits have finished
-        works = {}
-        for split, location in places.items():
-            units = stack.enter_context(units_of(journals[split], options.part))
-            works[split] = IndexWork(location, units, options.part, seek=options.seek)
-        if options.part is not None:
-            samples = sum(_write_part(work) for work in works.values())
-            print_part(options, {"location": options.location}, samples)
-            return 0
-        found = {split: _indexed(work, options.seek) for split, work in works.items()}
+    found = {split: _indexed(location, options.seek) for split, location in places.items()}
     if options.json:
         print(json.dumps(found))
     for split, about in {} if options.json else found.items():
@@ -68,23 +50,16 @@ def data_index(options: argparse.Namespace) -> int:
     return 0
 
 
-def _write_part(work: "IndexWork") -> int:
+def _indexed(location: str, seek: bool) -> dict[str, Any]:
     from rich.console import Console
 
-    from trainyard.monitor.progress import counter
-
-    with counter(Console(stderr=True), f"indexing {work.location}") as progress:
-        return work.write_part(progress)
-
-
-def _indexed(work: "IndexWork", seek: bool) -> dict[str, Any]:
-    from rich.console import Console
-
+    from trainyard.data.decode.seek_tables import build_seek
+    from trainyard.data.index.build import build_index
     from trainyard.monitor.progress import counter
 
     console = Console(stderr=True)
-    with counter(console, f"indexing {work.location}") as progress:
-        index = work.index(progress)
+    with counter(console, f"indexing {location}") as progress:
+        index = build_index(location, progress)
     found = {
         "samples": len(index),
         "index": str(index.path),
@@ -92,8 +67,8 @@ def _indexed(work: "IndexWork", seek: bool) -> dict[str, Any]:
     }
     if not seek:
         return found
-    with counter(console, f"seek table of {work.location}", len(index)) as progress:
-        table = work.seek_table(index, progress)
+    with counter(console, f"seek table of {location}", len(index)) as progress:
+        table = build_seek(index, progress)
     return found | {
         "seek": str(table.path),
         "seek_bytes": table.num_bytes,

@@ -1,17 +1,18 @@
 """`trainyard data pack`: converts a data set from any readable to any writable format."""
 
 import argparse
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainyard.commands.parts import add_parts, parts_on_ray, print_part, words_of
 from trainyard.data.storage.location import take_secrets
 from trainyard.errors import InputError
 from trainyard.world import usable_cores
 
 if TYPE_CHECKING:
     from trainyard.data.index.table import Index
+    from trainyard.datasets.pack.journal import Part
     from trainyard.datasets.pack.pack import PackOptions
     from trainyard.datasets.pack.recode import Recode
 
@@ -22,10 +23,6 @@ _FORMATS = (
     "packed",
     "parquet",
 )  # --help needs no import
-_OF_PARTS = (  # options that a part is given too
-    *("format", "name", "split", "shard_samples", "shard_size", "short_side", "quality", "pixels"),
-    *("classes", "seed", "no_shuffle"),
-)
 _SAMPLES = 1000
 _ANY_NUMBER = 1 << 62  # samples per shard, if bytes or nothing limit it
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -59,7 +56,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the order and of --classes N")
     parser.add_argument("--no-shuffle", action="store_true", help="keep the stored order of train")
     parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
-    add_parts(parser, "write", "DESTINATION")
+    parser.add_argument(
+        "--part",
+        type=_part,
+        metavar="I/N",
+        help="write one of N shares of the shards, on machines that share DESTINATION; then, once "
+        "all are done, give the command without --part",
+    )
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.set_defaults(run_command=data_pack)
 
@@ -90,7 +93,6 @@ def data_pack(options: argparse.Namespace) -> int:
     from trainyard.commands.data_show import open_splits
     from trainyard.commands.packed import print_packed
     from trainyard.datasets.pack.class_subset import choose_classes
-    from trainyard.datasets.pack.journal import journals_in
     from trainyard.datasets.pack.pack import num_samples, only_classes, pack, pack_part, shuffled
     from trainyard.monitor.progress import counter
 
@@ -108,15 +110,12 @@ def data_pack(options: argparse.Namespace) -> int:
         keep, classes = choose_classes(options.classes, classes, count, options.seed)
         splits = {name: only_classes(selection, keep) for name, selection in splits.items()}
     destination = Path(options.destination)
-    words = ["data", "pack", options.location, options.destination]
-    words += words_of(options, *_OF_PARTS)
-    parts_on_ray(options, words, journals_in(destination).parts())
     more: dict[str, Any] = {"about": _about(options)}
     total = num_samples(splits, pack_options, options.part)
     with counter(Console(stderr=True), "packing", total) as more["progress"]:
         if options.part is not None:
             pack_part(splits, classes, destination, pack_options, part=options.part, **more)
-            print_part(options, {"destination": options.destination}, total)
+            _print_part(options, total)
             return 0
         manifest = pack(splits, classes, destination, pack_options, **more)
     print_packed(destination, manifest, as_json=options.json)
@@ -135,6 +134,14 @@ def _check_locations(options: argparse.Namespace) -> None:
             f"{options.location}: the Hub is for large requests, not for one per image: pack in "
             "its own order, by --no-shuffle"
         )
+
+
+def _print_part(options: argparse.Namespace, samples: int) -> None:
+    if options.json:
+        found = {"destination": options.destination, "part": str(options.part), "samples": samples}
+        print(json.dumps(found))
+        return
+    print(f"part {options.part}: {samples:,} samples; the same command without --part joins all")
 
 
 def _pack_options(options: argparse.Namespace) -> "PackOptions":
@@ -192,6 +199,16 @@ def _named(indices: "dict[str, Index]", options: argparse.Namespace) -> "dict[st
             "as LOCATION, or drop --split"
         )
     return dict.fromkeys([name], next(iter(indices.values())))
+
+
+def _part(text: str) -> "Part":
+    from trainyard.datasets.pack.journal import Part
+
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip())
+    part = Part(int(match[1]), int(match[2])) if match else Part(0, 0)
+    if not 1 <= part.number <= part.of:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share; write 1/8, 2/8, … 8/8")
+    return part
 
 
 def _bytes(text: str) -> int:

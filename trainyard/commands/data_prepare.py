@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.commands.parts import add_parts, parts_on_ray, print_part, words_of
 from trainyard.commands.printing import print_table
 from trainyard.errors import InputError
 from trainyard.world import usable_cores
@@ -25,7 +24,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     digits.add_argument("destination", metavar="DESTINATION", help="folder to create")
     digits.add_argument("--json", action="store_true", help="print as JSON")
     digits.set_defaults(run_command=_prepare_digits)
-    _refuse_parts(digits)
     imagenet = datasets.add_parser("imagenet-1k", help="ILSVRC2012 from its three archives")
     _add_common(imagenet, "folder of the archives", "webdataset")
     _add_no_checksum(imagenet)
@@ -34,22 +32,18 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="re-encode the PNG and CMYK files among the JPEGs as RGB JPEGs",
     )
-    add_parts(imagenet, "write", "DESTINATION")
     imagenet.set_defaults(run_command=_prepare_imagenet_1k)
     large = datasets.add_parser("imagenet-21k-p", help="ImageNet-21K-P from the processed tar")
     _add_common(large, "imagenet21k_resized.tar, or its folder", "webdataset")
-    add_parts(large, "write", "DESTINATION")
     large.set_defaults(run_command=_prepare_imagenet_21k_p)
     for name in ("cifar10", "cifar100"):
         cifar = datasets.add_parser(name, help="as packed pixels, from the binary archive")
         _add_small(cifar, "the archive, or its folder")
         cifar.set_defaults(run_command=_prepare_cifar)
-        _refuse_parts(cifar)
     for name in ("mnist", "fashion-mnist"):
         mnist = datasets.add_parser(name, help="as packed pixels, from the four IDX files")
         _add_small(mnist, "the folder of the files")
         mnist.set_defaults(run_command=_prepare_mnist)
-        _refuse_parts(mnist)
 
 
 def _add_common(parser: argparse.ArgumentParser, source: str, default_format: str) -> None:
@@ -71,18 +65,6 @@ def _add_folders(parser: argparse.ArgumentParser, source: str) -> None:
     parser.add_argument("source", metavar="SOURCE", help=source)
     parser.add_argument("destination", metavar="DESTINATION", help="folder to create")
     parser.add_argument("--json", action="store_true", help="print as JSON")
-
-
-class _Refused(argparse.Action):
-    """An option that small data sets do not have."""
-
-    def __call__(self, *_: object, **__: object) -> None:
-        raise argparse.ArgumentError(self, "this data set is small: run it on one machine")
-
-
-def _refuse_parts(parser: argparse.ArgumentParser) -> None:
-    for option in ("--part", "--ray"):
-        parser.add_argument(option, nargs="?", action=_Refused, help=argparse.SUPPRESS)
 
 
 def _add_no_checksum(parser: argparse.ArgumentParser) -> None:
@@ -109,10 +91,7 @@ def _prepare_digits(options: argparse.Namespace) -> int:
 def _prepare_imagenet_1k(options: argparse.Namespace) -> int:
     from trainyard.datasets.prepare.imagenet import prepare_imagenet_1k
 
-    _parts_on_ray(options, "format", "seed", "no_checksum", "repair")
     manifest = prepare_imagenet_1k(*_arguments(options), repair=options.repair)
-    if isinstance(manifest, int):
-        return _print_part(options, manifest)
     _print_packed(options, manifest)
     if options.json:
         return 0
@@ -126,10 +105,7 @@ def _prepare_imagenet_1k(options: argparse.Namespace) -> int:
 def _prepare_imagenet_21k_p(options: argparse.Namespace) -> int:
     from trainyard.datasets.prepare.imagenet21k import prepare_imagenet_21k_p
 
-    _parts_on_ray(options, "format", "seed")
     manifest = prepare_imagenet_21k_p(*_arguments(options))
-    if isinstance(manifest, int):
-        return _print_part(options, manifest)
     _print_packed(options, manifest)
     if not options.json:
         _print_published(manifest)
@@ -166,21 +142,7 @@ def _arguments(options: argparse.Namespace) -> "tuple[Path, Preparation]":
         seed=options.seed,
         checksum=not getattr(options, "no_checksum", False),
         workers=workers,
-        part=options.part,
     )
-
-
-def _parts_on_ray(options: argparse.Namespace, *names: str) -> None:
-    from trainyard.datasets.pack.journal import journals_in
-
-    words = ["data", "prepare", options.dataset, options.source, options.destination]
-    words += words_of(options, *names)
-    parts_on_ray(options, words, journals_in(Path(options.destination)).parts())
-
-
-def _print_part(options: argparse.Namespace, samples: int) -> int:
-    print_part(options, {"destination": options.destination}, samples)
-    return 0
 
 
 def _print_packed(options: argparse.Namespace, manifest: "Manifest") -> None:

@@ -92,7 +92,7 @@ def job_of(
 
 
 def check_writable(job: Job, file: str) -> None:
-    """InputError if a job's command, which is written into `file`, has a login or a signature.
+    """InputError if a job's command, which is written into `file`, has a signature.
 
     The message shows the word without it.
     """
@@ -101,8 +101,8 @@ def check_writable(job: Job, file: str) -> None:
             check_url(word)
         if without_secrets(word) != word:
             raise InputError(
-                f"{without_secrets(word)}: holds a login or a signature, and would be written into "
-                f"{file}: put the login into ~/.netrc on every host and leave it out here"
+                f"{without_secrets(word)}: holds a signature, and would be written into {file}: "
+                "use a login in ~/.netrc, or a token in TRAINYARD_TOKENS, on every host"
             )
 
 

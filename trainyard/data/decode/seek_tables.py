@@ -9,7 +9,7 @@ _native/jpeg/seek.h), which the decoder reads.
 import os
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -98,19 +98,16 @@ def check_extension() -> None:
         raise DataError(f"--seek needs the extension in C: {NEEDS_EXTENSION}")
 
 
-def build_seek(
-    index: Index, progress: Callable[[int], None], tables: Iterable[list[bytes]] | None = None
-) -> SeekTable:
+def build_seek(index: Index, progress: Callable[[int], None]) -> SeekTable:
     """Reads every image once and saves the seek tables of the usual kinds of JPEG.
 
-    `tables`: those of all samples in order, if they have been made. Unreadable images have no
-    entries. DataError if no table can be made or saved.
+    Unreadable images have no entries. DataError if no table can be made or saved.
     """
     check_extension()
     path = seek_path(index)
     remove_parts(path)
     try:
-        _write(index, path, seek_entries(index) if tables is None else tables, progress)
+        _write(index, path, progress)
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error.strerror})") from None
     table = open_seek(index)
@@ -118,15 +115,13 @@ def build_seek(
     return table
 
 
-def _write(
-    index: Index, path: Path, tables: Iterable[list[bytes]], progress: Callable[[int], None]
-) -> None:
+def _write(index: Index, path: Path, progress: Callable[[int], None]) -> None:
     first = np.zeros(len(index) + 1, "<i8")
     with atomic_write(path) as file:
         file.write(_HEADER.pack(_MAGIC, index.fingerprint.encode(), len(index)))
         file.seek(first.nbytes, os.SEEK_CUR)
         count = 0
-        for some in tables:
+        for some in _entries(index):
             for table in some:
                 file.write(table)
                 count += 1
@@ -136,7 +131,7 @@ def _write(
         file.write(first.tobytes())
 
 
-def seek_entries(index: Index) -> Iterator[list[bytes]]:
+def _entries(index: Index) -> Iterator[list[bytes]]:
     """The entries of each sample in order, in chunks, made by threads."""
     reader = Reader(index)
     where_remote = is_remote(index.locate(0)[0])

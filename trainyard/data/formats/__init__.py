@@ -1,8 +1,8 @@
 """Readers of container formats: each finds the samples of a place and their bytes.
 
-A reader is a module with `recognises(place) -> bool` and `scan(place, via) -> Scan`, and, if one
-file may hold several splits, `splits_inside(place) -> tuple of their names`. OPTIONS names the
-options in a location that it takes.
+A reader is a module with `recognises(place) -> bool` and `scan(place) -> Scan`, and, if one file
+may hold several splits, `splits_inside(place) -> tuple of their names`. OPTIONS names the options
+in a location that it takes.
 """
 
 from types import ModuleType
@@ -18,7 +18,7 @@ from trainyard.data.formats import (
     webdataset,
 )
 from trainyard.data.formats.left_out import LOOSE
-from trainyard.data.formats.scan import Scan, Via, directly
+from trainyard.data.formats.scan import Scan
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.errors import DataError
 
@@ -52,7 +52,7 @@ def recognise(place: ResolvedLocation) -> str:
         )
     raise DataError(
         f"{place.location}: not a known format; expected a folder, tars, TFRecords, HDF5, "
-        "Parquet, packed files, or a list of images (.csv, .jsonl)"
+        "Parquet, packed files, or a list of images (.csv, .tsv)"
     )
 
 
@@ -69,9 +69,9 @@ def _check_options(place: ResolvedLocation, name: str) -> None:
         )
 
 
-def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
-    """The samples of a place of any format; `via` reads its files."""
-    result: Scan = FORMATS[recognise(place)].scan(place, via)
+def scan(place: ResolvedLocation) -> Scan:
+    """The samples of a place of any format."""
+    result: Scan = FORMATS[recognise(place)].scan(place)
     return result
 
 

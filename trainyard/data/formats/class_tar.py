@@ -13,25 +13,17 @@ that is stored twice (`tar -r`): unpacked, the last one is all there is.
 import os
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 
 from trainyard.data.formats.left_out import EMPTY, NO_SPLIT, LeftOut
-from trainyard.data.formats.scan import (
-    FileRows,
-    FileScan,
-    Scan,
-    Via,
-    directly,
-    in_threads,
-    num_threads,
-    scan_of_files,
-)
+from trainyard.data.formats.scan import FileRows, Scan, in_threads, num_threads, scan_of_files
 from trainyard.data.formats.split_names import SPLITS, check_no_splits, split_named
 from trainyard.data.formats.tar import (
     BufferedTarReader,
@@ -58,7 +50,7 @@ def recognises(place: ResolvedLocation) -> bool:
     return bool(place.files(".tar", *_COMPRESSED))
 
 
-def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
+def scan(place: ResolvedLocation) -> Scan:
     """The samples of a location, tar by tar; DataError if a class is ambiguous."""
     names = place.files(".tar")
     if not names:
@@ -69,11 +61,13 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     check_all_read(place)
     has_splits = bool(splits_inside(place))
     labels = _Labels(is_alone=len(names) == 1, has_splits=has_splits)
-    read = in_threads(num_threads(place), partial(_read_whole, place, has_splits))
-    if len(names) == 1:
-        read = partial(_read_piecewise, place, has_splits)
+    read = partial(_read, place, has_splits)
+    if len(names) == 1:  # of any size
+        tars = iter([read(names[0])])
+    else:
+        tars = in_threads(num_threads(place), lambda name: read(name).whole(), names)
     left_out = LeftOut()
-    rows = _rows(place, via(read, names), labels, left_out)
+    rows = _rows(place, tars, labels, left_out)
     return scan_of_files(
         place, names, rows, format="tar", classes=labels.classes, left_out=left_out
     )
@@ -244,38 +238,40 @@ def _add_home(homes: _Homes, layout: str, name: str) -> tuple[int, str]:
     return len(homes) - 1, _split_above(layout, name)
 
 
-def _read_piecewise(
-    place: ResolvedLocation, has_splits: bool, names: Sequence[str]
-) -> Iterator[FileScan]:
-    """Tars of any size, one after the other."""
-    for name in names:
-        file = FileScan([], [], LeftOut())
-        yield file._replace(rows=_tar_rows(place.path(name), name, file, has_splits))
+class _Tar(NamedTuple):
+    """What a tar holds; complete after its rows."""
+
+    name: str
+    rows: Iterable[FileRows]
+    homes: _Homes
+    left_out: LeftOut
+
+    def whole(self) -> "_Tar":
+        return self._replace(rows=[*self.rows])
 
 
-def _read_whole(place: ResolvedLocation, has_splits: bool, name: str) -> FileScan:
-    (found,) = _read_piecewise(place, has_splits, [name])
-    return found._replace(rows=[*found.rows])
+def _read(place: ResolvedLocation, has_splits: bool, name: str) -> _Tar:
+    file = _Tar(name, [], [], LeftOut())
+    return file._replace(rows=_tar_rows(place.path(name), file, has_splits))
 
 
-def _tar_rows(path: str, name: str, file: FileScan, has_splits: bool) -> Iterator[FileRows]:
+def _tar_rows(path: str, file: _Tar, has_splits: bool) -> Iterator[FileRows]:
     with closing(BufferedTarReader(open_source(path))) as tar:
         for split, images in groupby(_images(tar, file, has_splits), key=itemgetter(3)):
             while chunk := list(islice(images, _CHUNK)):
                 offsets, sizes, homes, _ = zip(*chunk, strict=True)
-                yield FileRows(
-                    name, array("q", offsets), array("q", sizes), array("i", homes), split
-                )
+                columns = array("q", offsets), array("q", sizes), array("i", homes)
+                yield FileRows(file.name, *columns, split)
 
 
 def _images(
-    tar: BufferedTarReader, file: FileScan, has_splits: bool
+    tar: BufferedTarReader, file: _Tar, has_splits: bool
 ) -> Iterator[tuple[int, int, int, str]]:
     """Offset, size, home and split of each image; with splits, none outside of them.
 
     Adds homes and what is left out to `file`.
     """
-    homes: _Homes = file.about
+    homes = file.homes
     found: dict[str, tuple[int, str, bool]] = {}  # by the image's folder
     names = _Names()
     for member in members(tar):
@@ -357,15 +353,14 @@ def _flat_images(tar: BufferedTarReader, inner: Member, left_out: LeftOut) -> It
 
 
 def _rows(
-    place: ResolvedLocation, tars: Iterator[FileScan], labels: _Labels, left_out: LeftOut
+    place: ResolvedLocation, tars: Iterable[_Tar], labels: _Labels, left_out: LeftOut
 ) -> Iterator[FileRows]:
-    for tar, name in zip(tars, place.files(".tar"), strict=False):  # a part yields no tars
-        homes: _Homes = tar.about
-        known: list[int] = []
+    for tar in tars:
+        path, known = place.path(tar.name), list[int]()
         for rows in tar.rows:
-            _label(known, homes, place.path(name), labels)
+            _label(known, tar.homes, path, labels)
             yield rows._replace(labels=array("i", [known[home] for home in rows.labels]))
-        _label(known, homes, place.path(name), labels)  # inner tars without images
+        _label(known, tar.homes, path, labels)  # inner tars without images
         left_out.update(tar.left_out)
     labels.check(place.location)
 

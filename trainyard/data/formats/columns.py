@@ -14,7 +14,7 @@ _NAMES = {
     "split": "split subset partition",
 }
 LISTS = "labels"
-"""The name of a column of lists of labels, in CSV and JSON lines."""
+"""The name of a column of lists of labels, in a list."""
 
 
 def find_column(

@@ -30,9 +30,7 @@ from trainyard.data.formats.scan import (
     FileRows,
     FileScan,
     Scan,
-    Via,
     all_rows,
-    directly,
     in_threads,
     is_hidden,
     is_metadata,
@@ -66,7 +64,7 @@ def recognises(place: ResolvedLocation) -> bool:
     return any(_tree(place.root, name).has_image for name in names)
 
 
-def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
+def scan(place: ResolvedLocation) -> Scan:
     """The samples of a folder. DataError if a folder in it cannot be read."""
     names = _folders_in(place.root)
     with ThreadPoolExecutor(_STAT_THREADS) as pool:
@@ -89,13 +87,15 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     broken += [path for tree in trees for path in tree.broken]
     check_no_splits(place.location, classes, watched)
     label_of = {path: n for n, name in enumerate(classes) for path in folders[name].folders}
-    read = in_threads(_STAT_THREADS, lambda path: _read_folder(place.root, path, label_of[path]))
+    found = in_threads(
+        _STAT_THREADS, lambda path: _read_folder(place.root, path, label_of[path]), [*label_of]
+    )
     return Scan(
         place=place,
         format="folder",
         classes=classes,
         watched=(".", *watched, *telling, *broken),
-        rows=all_rows(via(read, [*label_of]), left_out),
+        rows=all_rows(found, left_out),
         left_out=left_out,
     )
 
@@ -179,7 +179,7 @@ def _read_folder(location: str, folder: str, label: int) -> FileScan:
         if _is_array(path):
             left_out.add(FEATURES, path)
     rows = [FileRows(path, [0], [size], [label]) for path, size in others or found]
-    return FileScan(rows, left_out=left_out)
+    return FileScan(rows, left_out)
 
 
 def why_left_out(entry: os.DirEntry[str]) -> str | None:

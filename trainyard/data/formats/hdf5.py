@@ -12,7 +12,6 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,7 @@ from trainyard.data.formats.scan import (
     FileRows,
     FileScan,
     Scan,
-    Via,
     all_rows,
-    directly,
     num_threads,
     scan_of_files,
 )
@@ -72,7 +69,7 @@ def recognises(place: ResolvedLocation) -> bool:
         )
 
 
-def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
+def scan(place: ResolvedLocation) -> Scan:
     """The samples of a location, file by file; DataError for an unknown layout."""
     names = _hdf5_files(place)
     with _open(place.path(names[0])) as (file, source):
@@ -80,9 +77,8 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
         for split in find_splits(file, source.name):
             if split.name == place.split and split.labels is None:
                 raise DataError(f"{place.location}#{split.name}: these images have no labels")
-    read = partial(_read_files, place, names[0], classes)
     left_out = LeftOut()
-    rows = all_rows(via(read, names), left_out)
+    rows = all_rows(_read_files(place, names, classes), left_out)
     return scan_of_files(place, names, rows, format="hdf5", classes=classes, left_out=left_out)
 
 
@@ -188,17 +184,17 @@ def _h5py() -> Any:
 
 
 def _read_files(
-    place: ResolvedLocation, first: str, classes: Sequence[str] | None, names: Sequence[str]
+    place: ResolvedLocation, names: Sequence[str], classes: Sequence[str] | None
 ) -> Iterator[FileScan]:
     with ThreadPoolExecutor(num_threads(place)) as pool:
         for name in names:
             with _open(place.path(name)) as (file, source):
-                if name != first and find_classes(file, source.name) != classes:
-                    raise DataError(f"{source.name}: its classes differ from those of {first}")
+                if find_classes(file, source.name) != classes:
+                    raise DataError(f"{source.name}: its classes differ from those of {names[0]}")
                 splits = find_splits(file, source.name)
                 left_out = left_out_of(splits, len(file[IMAGES]), source.name)
                 rows = _file_rows(file, source, name, classes, splits=splits, pool=pool)
-                yield FileScan(rows, left_out=left_out)
+                yield FileScan(rows, left_out)
 
 
 def _file_rows(

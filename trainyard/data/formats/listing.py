@@ -1,15 +1,13 @@
-"""A list of image files: CSV with a header, or JSON lines, with `path`, `label` and maybe `split`.
+"""A list of image files: CSV with a header, with `path`, `label` and maybe `split`.
 
 Columns may have other usual names, see `columns.py`; further ones are ignored. Paths are relative
 to the list's folder, or to FOLDER in `LIST#root=FOLDER`, and stay in it, links followed. Classes
 are the sorted labels, and samples come in the list's order.
 
-`labels` instead of `label` has any number of labels for each image, also none: in CSV separated by
-"|", in JSON a list.
+`labels` instead of `label` has any number of labels for each image, also none, separated by "|".
 """
 
 import csv
-import json
 import os
 import re
 from array import array
@@ -18,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from itertools import chain, islice
 from stat import S_ISREG
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,11 +24,7 @@ from trainyard.data.formats.columns import LISTS, find_column, missing, plain
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.scan import (
     FileRows,
-    FileScan,
     Scan,
-    Via,
-    all_rows,
-    directly,
     num_threads,
 )
 from trainyard.data.formats.split_names import split_named
@@ -41,10 +35,10 @@ from trainyard.errors import DataError
 from trainyard.hints import did_you_mean
 
 OPTIONS = ("label", "root")
-SUFFIXES = (".csv", ".tsv", ".jsonl")
+SUFFIXES = (".csv", ".tsv")
 _DELIMITERS = ",;\t"
 _QUOTED = re.compile('"[^"]*"')
-_BETWEEN = "|"  # labels in a cell of CSV
+_BETWEEN = "|"  # labels in a cell
 _CHUNK = 4096  # files whose sizes are asked for at once
 _DUPLICATE = "rows of an image that has a row already"
 
@@ -62,7 +56,7 @@ def recognises(place: ResolvedLocation) -> bool:
     return not place.is_folder and len(place.names) == 1 and _suffix(place) in SUFFIXES
 
 
-def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
+def scan(place: ResolvedLocation) -> Scan:
     """The samples of a list. DataError for a wrong line, and for a missing image."""
     folders, labels, hashes = set(), set(), array("q")
     for row in _rows(place):
@@ -74,13 +68,12 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     left_out, again = LeftOut(), _duplicates(place, hashes)
     for row in again.values():
         left_out.add(_DUPLICATE, row.where)
-    chunks = [str(number) for number in range(-(-len(hashes) // _CHUNK))]
     return Scan(
         place=place,
         format="list",
         classes=names,
         watched=(*place.names, *sorted(folders)),  # an image that is replaced changes its folder
-        rows=all_rows(via(partial(_read_chunks, place, numbers, again.keys()), chunks), left_out),
+        rows=_file_rows(place, numbers, again.keys()),
         left_out=left_out,
     )
 
@@ -118,30 +111,18 @@ def _about(row: _Row) -> str:
     return repr(_BETWEEN.join(sorted({*row.labels}))) + split
 
 
-def _read_chunks(
-    place: ResolvedLocation,
-    label_of: dict[str, int],
-    left_out: Container[int],
-    chunks: Sequence[str],
-) -> Iterator[FileScan]:
-    """Chunks of the list, by their numbers, without the rows that are left out."""
-    rows, at = enumerate(_rows(place)), 0
-    size = partial(_size, place, cache(os.path.realpath))
+def _file_rows(
+    place: ResolvedLocation, label_of: dict[str, int], left_out: Container[int]
+) -> Iterator[FileRows]:
+    """The images of the list, without the rows that are left out."""
+    rows = (row for number, row in enumerate(_rows(place)) if number not in left_out)
+    size_of = partial(_size, place, cache(os.path.realpath))
     with ThreadPoolExecutor(num_threads(place)) as pool:
-        for number in map(int, chunks):
-            chunk = islice(rows, (number - at) * _CHUNK, (number - at + 1) * _CHUNK)
-            found = [row for row_number, row in chunk if row_number not in left_out]
-            at = number + 1
-            sizes = pool.map(size, found)
-            yield FileScan(
-                [_file_rows(row, size, label_of) for row, size in zip(found, sizes, strict=True)]
-            )
-
-
-def _file_rows(row: _Row, size: int, label_of: dict[str, int]) -> FileRows:
-    labels = [label_of[label] for label in row.labels]
-    counts = [len(labels)] if row.has_list else None
-    return FileRows(row.path, [0], [size], labels, row.split or "", counts=counts)
+        while chunk := list(islice(rows, _CHUNK)):
+            for row, size in zip(chunk, pool.map(size_of, chunk), strict=True):
+                labels = [label_of[label] for label in row.labels]
+                counts = [len(labels)] if row.has_list else None
+                yield FileRows(row.path, [0], [size], labels, row.split or "", counts=counts)
 
 
 def _size(place: ResolvedLocation, real_path: Callable[[str], str], row: _Row) -> int:
@@ -207,11 +188,10 @@ def _rows(place: ResolvedLocation) -> Iterator[_Row]:
             f"{path}: a list of images is read from a local file: download it with its images, or "
             "pack them (`trainyard data pack`) and serve the shards"
         )
-    lines = _json_rows if _suffix(place) == ".jsonl" else _csv_rows
     inside = os.path.join(_root(place), "")
     here = os.path.join(os.path.abspath(place.root), "")
     real_here = os.path.realpath(here)  # `..` is the folder above this one, whatever links to it
-    for row in lines(path, place.options.get("label")):
+    for row in _csv_rows(path, place.options.get("label")):
         if not row.path or "" in row.labels or row.split == "":
             label = "one of its labels" if row.has_list else "its label"
             empty = "its path" if not row.path else label if "" in row.labels else "its split"
@@ -281,56 +261,3 @@ def _row(where: str, columns: _Columns, cells: Sequence[str]) -> _Row:
         labels = [part.strip() for part in label.split(_BETWEEN)] if label else []
     split = None if columns.split is None else cells[columns.split].strip()
     return _Row(where, cells[columns.path].strip(), labels, columns.has_list, split)
-
-
-def _json_rows(path: str, wanted: str | None) -> Iterator[_Row]:
-    known: dict[tuple[str, ...], _Columns] = {}
-    first: list[str] = []
-    for number, line in enumerate(_text_lines(path), start=1):
-        where = f"{path}, line {number}"
-        if not line.strip():
-            continue
-        fields = _json_object(where, line)
-        names = tuple(fields)
-        columns = known.get(names) or known.setdefault(names, _columns(names, where, wanted))
-        read = [names[at] for at in columns[:3] if at is not None]
-        first = first or read
-        if read != first:
-            raise DataError(
-                f"{where}: has {', '.join(read)}, and the first line {', '.join(first)}: write the "
-                "same names in all lines"
-            )
-        labels = fields[read[1]] if columns.has_list else [fields[read[1]]]
-        if not isinstance(labels, list):
-            raise DataError(f"{where}: its {read[1]} are not a list: {json.dumps(labels)}")
-        yield _Row(
-            where,
-            _text(where, read[0], fields[read[0]]),
-            [_text(where, read[1], label, is_label=True) for label in labels],
-            columns.has_list,
-            None if columns.split is None else _text(where, read[2], fields[read[2]]),
-        )
-
-
-def _json_object(where: str, line: str) -> dict[str, Any]:
-    try:
-        found: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise DataError(
-            f"{where}: is not a JSON object, such as " + '{"path": "a.jpg", "label": 3}'
-        )
-    return found
-
-
-def _text(where: str, name: str, value: Any, *, is_label: bool = False) -> str:
-    """A value of JSON as text, also the whole number of a label."""
-    if is_label and isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, str):
-        hint = f": write several as {LISTS}" if isinstance(value, list) else ""
-        raise DataError(f"{where}: its {name} is not a text: {json.dumps(value)}{hint}")
-    if not value.isascii() and value != value.encode(errors="replace").decode():
-        raise DataError(f"{where}: its {name} is not Unicode: {json.dumps(value)}")
-    return value.strip()

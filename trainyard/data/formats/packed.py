@@ -28,11 +28,7 @@ from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import (
     MAX_CLASSES,
     FileRows,
-    FileScan,
     Scan,
-    Via,
-    all_rows,
-    directly,
     in_threads,
     num_threads,
     scan_of_files,
@@ -68,15 +64,13 @@ def recognises(place: ResolvedLocation) -> bool:
     return bool(place.files(SUFFIX))  # `scan` reports a file with this suffix in another format
 
 
-def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
+def scan(place: ResolvedLocation) -> Scan:
     """The samples of a location, shard by shard; DataError for a damaged table."""
     names = place.files(SUFFIX)
     with closing(open_source(place.path(names[0]))) as source:
         classes = read_table(source).classes
-    read = in_threads(num_threads(place), partial(_read_shard, place, names[0], classes))
-    left_out = LeftOut()
-    rows = all_rows(via(read, names), left_out)
-    return scan_of_files(place, names, rows, format="packed", classes=classes, left_out=left_out)
+    rows = in_threads(num_threads(place), partial(_read_shard, place, names[0], classes), names)
+    return scan_of_files(place, names, rows, format="packed", classes=classes, left_out=LeftOut())
 
 
 def check_shard(source: Source) -> None:
@@ -123,18 +117,17 @@ def _footer(count: int, names: int, table: int, checksum: int) -> bytes:
 
 def _read_shard(
     place: ResolvedLocation, first: str, classes: list[str] | None, name: str
-) -> FileScan:
+) -> FileRows:
     with closing(open_source(place.path(name))) as source:
         table = read_table(source)
     if table.classes != classes:
         raise DataError(f"{source.name}: its classes differ from those of {first}")
-    rows = FileRows(
+    return FileRows(
         name,
         _array("q", table.offset, "<i8"),
         _array("q", table.size, "<i8"),
         _array("i", table.label, "<i4"),
     )
-    return FileScan([rows])
 
 
 def read_table(source: Source) -> Table:

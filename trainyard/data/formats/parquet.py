@@ -27,10 +27,7 @@ from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import (
     MAX_CLASSES,
     FileRows,
-    FileScan,
     Scan,
-    Via,
-    directly,
     in_threads,
     num_threads,
     scan_of_files,
@@ -58,7 +55,7 @@ def recognises(place: ResolvedLocation) -> bool:
         return source.size >= len(_MAGIC) and source.read(0, len(_MAGIC)) == _MAGIC
 
 
-def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
+def scan(place: ResolvedLocation) -> Scan:
     """The samples of a location, file by file; DataError for an unknown layout."""
     names = _files(place)
     with _open(place.path(names[0])) as (file, source):
@@ -66,11 +63,10 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     threads = num_threads(place)
     if is_remote(place.root):  # each holds large ranges
         threads = min(threads, _REMOTE_THREADS)
-    read = in_threads(threads, partial(_read_file, place, names[0], layout))
-    left_out = LeftOut()
+    found = in_threads(threads, partial(_read_file, place, names[0], layout), names)
     classes: list[str] | None = [] if layout.is_text else layout.classes
-    rows = _rows(place, via(read, names), classes, left_out)
-    return scan_of_files(place, names, rows, format="parquet", classes=classes, left_out=left_out)
+    rows = _rows(place, found, classes)
+    return scan_of_files(place, names, rows, format="parquet", classes=classes, left_out=LeftOut())
 
 
 def write(path: Path, samples: Iterable[EncodedSample], classes: Sequence[str] | None) -> None:
@@ -127,39 +123,35 @@ class _Group(NamedTuple):
     first: int  # the number of its first row in the file
 
 
-class _About(NamedTuple):
-    """What the rows of a file hold apart from images and numbers, as JSON has it."""
+class _File(NamedTuple):
+    """What a file holds."""
 
+    rows: FileRows
     names: list[str]  # of the labels, if they are texts
-    splits: list[str]  # in the column of splits
+    splits: set[str]  # in the column of splits
 
 
 def _rows(
-    place: ResolvedLocation,
-    files: Iterable[FileScan],
-    classes: list[str] | None,
-    left_out: LeftOut,
+    place: ResolvedLocation, files: Iterable[_File], classes: list[str] | None
 ) -> Iterator[FileRows]:
     """The rows of all files; once exhausted, `classes` holds the labels that are texts."""
     known: dict[str, int] = {}
     splits: set[str] = set()
-    for file in files:
-        about = _About(*file.about)
-        numbers = [known.setdefault(name, len(known)) for name in about.names]
-        for rows in file.rows:
-            splits |= {*about.splits}
-            if len(splits) > 1:
-                raise DataError(
-                    f"{place.path(rows.path)}: its rows or those of files before it are of several "
-                    f"splits, {', '.join(sorted(splits))}: write files of one split each"
-                )
+    for rows, names, splits_of in files:
+        numbers = [known.setdefault(name, len(known)) for name in names]
+        splits |= splits_of
+        if len(splits) > 1:
+            raise DataError(
+                f"{place.path(rows.path)}: its rows or those of files before it are of several "
+                f"splits, {', '.join(sorted(splits))}: write files of one split each"
+            )
+        if rows.sizes:
             yield rows._replace(labels=[numbers[n] for n in rows.labels]) if numbers else rows
-        left_out.update(file.left_out)
     if known and classes is not None:
         classes.extend(known)
 
 
-def _read_file(place: ResolvedLocation, first: str, layout: Layout, name: str) -> FileScan:
+def _read_file(place: ResolvedLocation, first: str, layout: Layout, name: str) -> _File:
     offsets, sizes, labels = array("q"), array("q"), array("i")
     starts, lengths, counts = array("i"), array("i"), array("i")
     numbers: dict[str, int] = {}  # of labels that are texts
@@ -183,7 +175,7 @@ def _read_file(place: ResolvedLocation, first: str, layout: Layout, name: str) -
                     lengths.append(span.length)
     has_lists = counts if own.has_lists else None
     rows = FileRows(name, offsets, sizes, labels, "", starts, lengths, has_lists)
-    return FileScan([rows] if sizes else [], _About([*numbers], sorted(splits)))
+    return _File(rows, [*numbers], splits)
 
 
 def _spans(file: Any, layout: Layout, group: _Group, data: BufferedReader) -> Iterator[Any]:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from trainyard.data.formats.left_out import BESIDE, HEIF_SUFFIXES, HIDDEN, LeftOut, ending
 from trainyard.data.storage.location import ResolvedLocation
@@ -30,6 +30,8 @@ if find_spec("pillow_heif"):
 IMAGE_SUFFIXES = frozenset(chain(*IMAGE_FORMATS.values()))
 ARRAY_SUFFIX = ".npy"
 """The suffix of an array, which is a multispectral image unless it accompanies another image."""
+T = TypeVar("T")
+
 _THREADS, _REMOTE_THREADS = 8, 64  # every remote read waits for a server
 # Folders of macOS, Synology, Windows and ext4.
 _NOT_DATA = frozenset(
@@ -72,31 +74,14 @@ class FileScan(NamedTuple):
     """The findings of a reader in one file, apart from all others."""
 
     rows: Iterable[FileRows]
-    about: Any = None
-    """What else the reader needs of the file, as JSON has it; complete after the rows."""
-    left_out: LeftOut = LeftOut()
+    left_out: LeftOut
     """Complete after the rows."""
 
 
-ReadFiles = Callable[[Sequence[str]], Iterator[FileScan]]
-"""Reads files of a place, in the order of their names."""
-Via = Callable[[ReadFiles, Sequence[str]], Iterator[FileScan]]
-"""Calls a `ReadFiles` for some of the names, and yields what it or an earlier call has found."""
-
-
-def directly(read: ReadFiles, names: Sequence[str]) -> Iterator[FileScan]:
-    """Reads all files."""
-    return read(names)
-
-
-def in_threads(threads: int, read: Callable[[str], FileScan]) -> ReadFiles:
-    """Reads many files at once, each by one call."""
-
-    def read_files(names: Sequence[str]) -> Iterator[FileScan]:
-        with ThreadPoolExecutor(threads) as pool:
-            yield from pool.map(read, names)
-
-    return read_files
+def in_threads(threads: int, read: Callable[[str], T], names: Sequence[str]) -> Iterator[T]:
+    """What `read` finds in each file, in the order of the names; several are read at once."""
+    with ThreadPoolExecutor(threads) as pool:
+        yield from pool.map(read, names)
 
 
 def all_rows(scans: Iterable[FileScan], left_out: LeftOut) -> Iterator[FileRows]:

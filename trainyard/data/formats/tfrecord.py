@@ -32,10 +32,7 @@ from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.scan import (
     MAX_CLASSES,
     FileRows,
-    FileScan,
     Scan,
-    Via,
-    directly,
     in_threads,
     num_threads,
     scan_of_files,
@@ -67,14 +64,13 @@ def recognises(place: ResolvedLocation) -> bool:
     return _length_is_sound(head) or is_compressed  # a scan then reports the compression
 
 
-def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
+def scan(place: ResolvedLocation) -> Scan:
     """The samples of a location, file by file; DataError for a damaged record."""
     names = _shards(place)
     classes: list[str] = []
-    read = in_threads(num_threads(place), partial(_read_shard, place))
-    left_out = LeftOut()
-    rows = _rows(via(read, names), classes, left_out)
-    return scan_of_files(place, names, rows, format="tfrecord", classes=classes, left_out=left_out)
+    found = in_threads(num_threads(place), partial(_read_shard, place), names)
+    rows = _rows(found, classes)
+    return scan_of_files(place, names, rows, format="tfrecord", classes=classes, left_out=LeftOut())
 
 
 def check_shard(source: Source) -> None:
@@ -102,24 +98,25 @@ def _shards(place: ResolvedLocation) -> tuple[str, ...]:
     return named or (() if place.is_folder else place.names)
 
 
-def _rows(shards: Iterable[FileScan], classes: list[str], left_out: LeftOut) -> Iterator[FileRows]:
+_Synsets = dict[int, str] | None
+"""The class names by label; None unless every record has one."""
+
+
+def _rows(shards: Iterable[tuple[FileRows, _Synsets]], classes: list[str]) -> Iterator[FileRows]:
     """The samples; once exhausted, `classes` holds the names if every record has one."""
-    known: dict[int, str] | None = {}
+    known: _Synsets = {}
     highest = -1
-    for shard in shards:
-        for rows in shard.rows:
-            found = shard.about if known is not None else None
-            known = None if known is None or found is None else _united(known, found, rows.path)
-            highest = max(highest, *rows.labels, -1)
-            yield rows
-        left_out.update(shard.left_out)
+    for rows, found in shards:
+        known = None if known is None or found is None else _united(known, found, rows.path)
+        highest = max(highest, *rows.labels, -1)
+        yield rows
     if known and len(known) == highest + 1:
         classes.extend(known[label] for label in range(len(known)))
 
 
-def _united(known: dict[int, str], found: list[tuple[int, str]], name: str) -> dict[int, str]:
+def _united(known: dict[int, str], found: dict[int, str], name: str) -> dict[int, str]:
     """The united class names by label. DataError if a label has two names or the reverse."""
-    united = known | dict(found)
+    united = known | found
     for label, synset in known.items():
         if united[label] != synset:
             raise DataError(
@@ -130,10 +127,9 @@ def _united(known: dict[int, str], found: list[tuple[int, str]], name: str) -> d
     return united
 
 
-def _read_shard(place: ResolvedLocation, name: str) -> FileScan:
-    """The rows of a shard, and pairs of label and class name if every record has one."""
+def _read_shard(place: ResolvedLocation, name: str) -> tuple[FileRows, _Synsets]:
     offsets, sizes, labels = array("q"), array("q"), array("i")
-    synsets: dict[int, str] | None = {}
+    synsets: _Synsets = {}
     with closing(open_source(place.path(name))) as source:
         data = BufferedReader(source)
         for record in _records(data):
@@ -150,8 +146,7 @@ def _read_shard(place: ResolvedLocation, name: str) -> FileScan:
             offsets.append(start)
             sizes.append(end - start)
             labels.append(label)
-    names = None if synsets is None else [*synsets.items()]
-    return FileScan([FileRows(name, offsets, sizes, labels)], names)
+    return FileRows(name, offsets, sizes, labels), synsets
 
 
 def _records(data: BufferedReader) -> Iterator[_Record]:

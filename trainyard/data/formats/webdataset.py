@@ -29,9 +29,7 @@ from trainyard.data.formats.scan import (
     FileRows,
     FileScan,
     Scan,
-    Via,
     all_rows,
-    directly,
     in_threads,
     num_threads,
     scan_of_files,
@@ -73,15 +71,15 @@ def recognises(place: ResolvedLocation) -> bool:
     return bool(names)
 
 
-def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
+def scan(place: ResolvedLocation) -> Scan:
     """The samples of a location, shard by shard; DataError for a damaged tar."""
     names = place.files(".tar")
     check_all_read(place)
-    read = in_threads(num_threads(place), partial(_read_shard, place))
+    found = in_threads(num_threads(place), partial(_read_shard, place), names)
     if is_remote(place.root):
-        read = partial(_read_remote, place)
+        found = _read_remote(place, names)
     left_out = LeftOut()
-    rows = all_rows(via(read, names), left_out)
+    rows = all_rows(found, left_out)
     return scan_of_files(place, names, rows, format="webdataset", classes=None, left_out=left_out)
 
 
@@ -132,7 +130,7 @@ def _grouped(name: str, path: str, parts: Iterable["_Part"]) -> FileScan:
                 f"{path}: sample {key!r}: some samples have a list of labels and some a number"
             )
     rows = [FileRows(name, offsets, sizes, labels, counts=counts or None)]
-    return FileScan(rows, left_out=shard.left_out())
+    return FileScan(rows, shard.left_out())
 
 
 class _Shard:

@@ -3,8 +3,7 @@
 import hashlib
 import os
 from array import array
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from trainyard.data import formats
 from trainyard.data.formats.left_out import LeftOut
-from trainyard.data.formats.scan import FileRows, Scan, Via, directly
+from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.index.label_lists import joined
 from trainyard.data.index.label_space import plain_names
 from trainyard.data.index.outside import names_stay_inside
@@ -67,86 +66,35 @@ def saved_index(location: str) -> Index | None:
     return min(_saved(find_place(location)), key=is_stale, default=None)
 
 
-def build_index(
-    location: str, progress: Progress = lambda *_: None, scan: Scan | None = None
-) -> Index:
+def build_index(location: str, progress: Progress = lambda *_: None) -> Index:
     """Scans a location and saves its index beside the data, or in the cache if that is read-only.
 
-    For a file of several splits, one scan finds and saves the indices of all. `scan`: that of the
-    location, if the caller has begun it.
+    For a file of several splits, one scan finds and saves the indices of all. DataError for a
+    missing file.
     """
-    scan = scan or begin_scan(location)
-    place = scan.place
-    headers, tables = _collect(scan, progress)
-    paths = {
-        split: _save(replace(place, split=split or None), headers[split], table)
-        for split, table in tables.items()
-    }
-    return _loaded(paths[place.split or ""])
-
-
-def begin_scan(location: str, via: Via = directly) -> Scan:
-    """The scan of a location, whose files `via` reads; the first missing one is an error."""
     place = find_place(location)
     if is_remote(place.root):
         check_present(place)
-    return formats.scan(place, via)
+    scan = formats.scan(place)
+    headers, tables = _collect(scan, progress)
+    saved = {
+        split: _save(replace(place, split=split or None), headers[split], table)
+        for split, table in tables.items()
+    }
+    return saved[place.split or ""]
 
 
 def index_scan(scan: Scan, path: Path, progress: Progress = lambda *_: None) -> Index:
     """The index of a scan that the caller made, saved at `path`."""
     headers, tables = _collect(scan, progress)
     split = scan.place.split or ""
-    save_index(path, headers[split] | {"root": scan.place.root}, tables[split].columns())
-    return _loaded(path)
-
-
-def index_of_rows(scan: Scan, rows: Iterable[FileRows]) -> Index | None:
-    """An index, in memory alone, of some rows of a scan; None without any of its split."""
-    table = _Table()
-    for some in rows:
-        if some.split == (scan.place.split or ""):
-            table.add(some)
-    if not len(table):
-        return None
-    columns: dict[str, Any] = table.columns()
-    names = StringColumn(columns.pop("file_name_text"), columns.pop("file_name_ends"))
-    return Index(
-        root=scan.place.root,
-        format=scan.format,
-        classes=(),
-        has_names=False,
-        path=Path(),
-        stamps={},
-        fingerprint="",
-        file_names=names,
-        **columns,
-    )
-
-
-def stamps_of(scan: Scan) -> Stamps:
-    """The stamps of the files and folders whose change makes an index stale."""
-    root = scan.place.root
-    # A manifest may name the classes; the server's is read with the splits at each start.
-    manifests = () if is_remote(root) else (FILE_NAME, os.path.join("..", FILE_NAME))
-    return stamps(root, (*scan.watched, *manifests))
-
-
-def path_beside(location: str, kind: str) -> Path:
-    """A path for files of another kind beside the saved index, hence in the cache if need be."""
-    *beside, path = _saved_paths(find_place(location))
-    for there in beside:
-        if os.access(there.parent, os.W_OK | os.X_OK):
-            path = there
-    with suppress(OSError):  # whoever writes there reports it
-        path.parent.mkdir(parents=True, exist_ok=True)
-    return path.with_name(path.name.replace("index", kind, 1))
+    return save_index(path, headers[split] | {"root": scan.place.root}, tables[split].columns())
 
 
 def _collect(scan: Scan, progress: Progress) -> tuple[dict[str, Header], dict[str, "_Table"]]:
     """The header and the table of each split in a scan. DataError without the place's own split."""
     # Before the rows: a change during the scan must make this index stale.
-    watched = stamps_of(scan)
+    watched = _stamps_of(scan)
     if not all(stamp is None or stamp[0] for stamp in watched.values()):
         remark = "its server sends neither ETag nor Last-Modified: a change that keeps the size of "
         print_line(f"{scan.place.location}: {remark}a file is missed")
@@ -172,6 +120,14 @@ def _collect(scan: Scan, progress: Progress) -> tuple[dict[str, Header], dict[st
     return headers, tables
 
 
+def _stamps_of(scan: Scan) -> Stamps:
+    """The stamps of the files and folders whose change makes an index stale."""
+    root = scan.place.root
+    # A manifest may name the classes; the server's is read with the splits at each start.
+    manifests = () if is_remote(root) else (FILE_NAME, os.path.join("..", FILE_NAME))
+    return stamps(root, (*scan.watched, *manifests))
+
+
 def _left_out(scan: Scan, tables: dict[str, "_Table"], split: str) -> LeftOut:
     """The account of a scan for one split: also the rows of further splits, such as test."""
     found = LeftOut(scan.left_out.kinds)
@@ -190,12 +146,6 @@ def _stamp_of_images(scan: Scan, table: "_Table") -> Stamps:
     sizes = np.zeros(len(names), np.int64)
     sizes[columns["file"]] = columns["size"]
     return {IMAGES: images_stamp(scan.place.root, names, sizes)}
-
-
-def _loaded(path: Path) -> Index:
-    index = load_index(path)
-    assert index is not None
-    return index
 
 
 def _wrong_split(scan: Scan, found: list[str]) -> str:
@@ -355,20 +305,18 @@ def _suffix(place: ResolvedLocation) -> str:
     return place.option_text + (f"#{place.split}" if place.split else "")
 
 
-def _save(place: ResolvedLocation, header: Header, table: _Table) -> Path:
+def _save(place: ResolvedLocation, header: Header, table: _Table) -> Index:
     columns = table.columns()
     *beside, cached = _saved_paths(place)
     try:
         for path in beside:
-            save_index(path, header | {"root": ""}, columns)  # valid after a move of the data
-            return path
+            return save_index(path, header | {"root": ""}, columns)  # valid after a move of data
     except OSError:  # read-only or full
         pass
     root = place.root if is_remote(place.root) else os.path.realpath(place.root)
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
-        save_index(cached, header | {"root": root}, columns)
-        return cached
+        return save_index(cached, header | {"root": root}, columns)
     except OSError as error:
         raise DataError(
             f"{place.location}: its index can be written neither beside it nor to {cached} "

@@ -7,9 +7,9 @@ are not changed.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +19,12 @@ from trainyard.data.index.build import Progress, open_index
 from trainyard.data.index.label_lists import LabelLists
 from trainyard.data.index.label_space import match_classes, report, unite_classes
 from trainyard.data.index.splits import find_splits, train_and_val
-from trainyard.data.index.table import Chunks, Index, load_index, write_index
+from trainyard.data.index.table import Columns, Index, load_index, save_index
 from trainyard.data.index.val_share import Side, open_part
 from trainyard.data.storage.location import take_secrets
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 from trainyard.files import cache_folder
-
-_ROWS = 1 << 14  # rows copied at a time; their file names take about 1 kB each to move
 
 
 def merged_splits(
@@ -155,125 +153,82 @@ def _header(parts: Sequence[Index], classes: list[str]) -> dict[str, Any]:
 def _save(path: Path, parts: Sequence[Index], header: dict[str, Any]) -> Index:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_index(path, header, _columns(parts, header["classes"]))
+        return save_index(path, header, _columns(parts, header["classes"]))
     except OSError as error:
         raise DataError(
             f"the index of the merged data cannot be written to {path} ({error.strerror}); set "
             "TRAINYARD_CACHE to a writable folder"
         ) from None
-    saved = load_index(path)
-    assert saved is not None
-    return saved
 
 
-# --- the columns, a piece at a time ---
+# --- the columns ---
 
 
-def _columns(parts: Sequence[Index], classes: list[str]) -> dict[str, Chunks]:
-    rows, files = sum(map(len, parts)), sum(len(part.file_names) for part in parts)
-    prefixes = [os.fsencode(os.path.join(_root(part), "")) for part in parts]
-    text = sum(
-        len(part.file_names.text) + len(prefix) * len(part.file_names)
-        for part, prefix in zip(parts, prefixes, strict=True)
-    )
+def _columns(parts: Sequence[Index], classes: list[str]) -> Columns:
     optional = {name for part in parts for name in part.optional_columns()}
+    zeros = [np.zeros(len(part) if optional else 0, "<i4") for part in parts]
     return {
         **{
-            name: Chunks(np.dtype("<i4"), rows, _pieces(_or_zeros(parts, name)))
-            for name in sorted(optional)
+            name: np.concatenate(
+                [p.optional_columns().get(name, z) for p, z in zip(parts, zeros, strict=True)]
+            )
+            for name in optional
         },
-        "file": Chunks(np.dtype("<i4"), rows, _file_numbers(parts)),
-        "offset": Chunks(np.dtype("<i8"), rows, _pieces(part.offset for part in parts)),
-        "size": Chunks(np.dtype("<i8"), rows, _pieces(part.size for part in parts)),
-        "label": Chunks(np.dtype("<i4"), rows, _labels(parts, classes)),
-        "file_name_text": Chunks(np.dtype("u1"), text, _names(parts, prefixes)),
-        "file_name_ends": Chunks(np.dtype("<i8"), files, _name_ends(parts, prefixes)),
-        **_list_columns([part.lists for part in parts if part.lists is not None], parts, classes),
+        "file": _shifted([part.file for part in parts], [len(part.file_names) for part in parts]),
+        "offset": np.concatenate([part.offset for part in parts]),
+        "size": np.concatenate([part.size for part in parts]),
+        **_labels(parts, classes),
+        **_names(parts),
     }
 
 
-def _pieces(columns: Iterable[NDArray[Any]]) -> Iterator[NDArray[Any]]:
-    for column in columns:
-        for start in range(0, len(column), _ROWS):
-            yield column[start : start + _ROWS]
+def _shifted(columns: Sequence[NDArray[Any]], counts: Sequence[int]) -> NDArray[Any]:
+    """Columns of positions end to end, each after the positions counted before it."""
+    firsts = np.cumsum([0, *counts])
+    shifted = (
+        column + column.dtype.type(first) for column, first in zip(columns, firsts, strict=False)
+    )
+    return np.concatenate([*shifted])
 
 
-def _or_zeros(parts: Sequence[Index], name: str) -> Iterator[NDArray[Any]]:
-    """An optional column of each part; zeros for a part without it."""
-    for part in parts:
-        yield part.optional_columns().get(name, np.zeros(len(part), "<i4"))
-
-
-def _file_numbers(parts: Sequence[Index]) -> Iterator[NDArray[Any]]:
-    first = 0
-    for part in parts:
-        for piece in _pieces([part.file]):
-            yield piece + np.int32(first)
-        first += len(part.file_names)
-
-
-def _labels(parts: Sequence[Index], classes: list[str]) -> Iterator[NDArray[Any]]:
+def _labels(parts: Sequence[Index], classes: list[str]) -> Columns:
     """The numbers of classes among the united ones, or of lists among those of all parts."""
-    first = 0
+    numbers = []
     for part in parts:
-        if part.lists is not None:
-            yield from (piece + np.int32(first) for piece in _pieces([part.label]))
-            first += len(part.lists.ends)
-        else:
-            yield from _renumbered(part.label, part, classes)
-
-
-def _renumbered(
-    labels: NDArray[np.int32], part: Index, classes: list[str]
-) -> Iterator[NDArray[Any]]:
-    match = match_classes(classes, part.classes, part.root, has_names=part.has_names)
-    numbers = np.array(match.numbers, "<i4")
-    yield from (numbers[piece] for piece in _pieces([labels]))
-
-
-def _list_columns(
-    lists: Sequence[LabelLists], parts: Sequence[Index], classes: list[str]
-) -> dict[str, Chunks]:
-    """The columns of the lists of all parts; none without lists."""
-    if not lists:
-        return {}
-    firsts = np.cumsum([0, *(len(one.values) for one in lists)]).tolist()
-    ends = (
-        p + first for one, first in zip(lists, firsts, strict=False) for p in _pieces([one.ends])
-    )
-    values = (
-        piece
-        for part, one in zip(parts, lists, strict=True)
-        for piece in _renumbered(one.values, part, classes)
-    )
+        match = match_classes(classes, part.classes, part.root, has_names=part.has_names)
+        numbers.append(np.array(match.numbers, "<i4"))
+    lists = [part.lists for part in parts]
+    if None in lists:
+        labels = (new[part.label] for new, part in zip(numbers, parts, strict=True))
+        return {"label": np.concatenate([*labels])}
+    some = cast(list[LabelLists], lists)
+    values = (new[one.values] for new, one in zip(numbers, some, strict=True))
     return {
-        "list_ends": Chunks(np.dtype("<i8"), sum(len(one.ends) for one in lists), ends),
-        "list_values": Chunks(np.dtype("<i4"), firsts[-1], values),
+        "label": _shifted([part.label for part in parts], [len(one.ends) for one in some]),
+        "list_ends": _shifted([one.ends for one in some], [len(one.values) for one in some]),
+        "list_values": np.concatenate([*values]),
     }
 
 
-def _names(parts: Sequence[Index], prefixes: Sequence[bytes]) -> Iterator[NDArray[Any]]:
-    """The file names end to end, each with its folder as a prefix."""
-    for part, prefix in zip(parts, prefixes, strict=True):
-        start = 0
-        for ends in _pieces([part.file_names.ends]):
-            lengths = np.diff(ends, prepend=start)
-            names = part.file_names.text[start : ends[-1]]
-            count, size = len(ends), len(prefix)
-            full = np.empty(len(names) + count * size, "u1")
-            moved = np.arange(len(names)) + size * (1 + np.repeat(np.arange(count), lengths))
-            full[moved] = names
-            begins = ends - lengths - start + size * np.arange(count)
-            full[begins[:, None] + np.arange(size)] = np.frombuffer(prefix, "u1")
-            yield full
-            start = ends[-1]
+def _names(parts: Sequence[Index]) -> Columns:
+    """The file names end to end, each after its folder."""
+    texts, ends = zip(*map(_full_names, parts), strict=True)
+    return {
+        "file_name_text": np.concatenate(texts),
+        "file_name_ends": _shifted(ends, [len(text) for text in texts]),
+    }
 
 
-def _name_ends(parts: Sequence[Index], prefixes: Sequence[bytes]) -> Iterator[NDArray[Any]]:
-    end = 0
-    for part, prefix in zip(parts, prefixes, strict=True):
-        files = 0
-        for ends in _pieces([part.file_names.ends]):
-            yield end + ends + len(prefix) * (files + 1 + np.arange(len(ends)))
-            files += len(ends)
-        end += len(part.file_names.text) + len(prefix) * files
+def _full_names(part: Index) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The text of a part's file names, each after its folder, and their ends."""
+    text, ends = part.file_names.text, part.file_names.ends
+    prefix = os.fsencode(os.path.join(_root(part), ""))
+    before = len(prefix) * np.arange(len(ends))
+    starts = before + np.concatenate([[0], ends[:-1]])
+    full = np.empty(len(text) + len(prefix) * len(ends), np.uint8)
+    is_own = np.ones(len(full), bool)
+    for place, byte in enumerate(prefix):
+        full[starts + place] = byte
+        is_own[starts + place] = False
+    full[is_own] = text
+    return full, ends + before + len(prefix)

@@ -19,7 +19,7 @@ from trainyard.data.formats.split_names import (
     splits_named,
     words_of,
 )
-from trainyard.data.storage.hub import is_on_hub
+from trainyard.data.storage.hub import files_below, is_on_hub
 from trainyard.data.storage.location import find_place, options_of, split_of, take_secrets
 from trainyard.data.storage.manifest import FILE_NAME, read_manifest
 from trainyard.data.storage.open import open_source
@@ -267,8 +267,6 @@ def _on_hub(location: str) -> dict[str, str]:
     """The splits of a repository of Parquet or WebDataset, or of a folder in it."""
     if not is_on_hub(location) or glob.has_magic(location) or "{" in location:
         return {}
-    from trainyard.data.storage.remote.hub_files import files_below  # loads urllib3
-
     paths, splits = files_below(location), dict[str, str]()
     for split, kind in ((split, kind) for split in SPLITS for kind in ("*.parquet", "*.tar")):
         shards = [path for path in paths if _is_shard(path, split, kind)]

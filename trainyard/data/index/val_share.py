@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data.index.overlap import hash_names
-from trainyard.data.index.table import Chunks, Index, load_index, write_index
+from trainyard.data.index.table import Index, load_index, save_index
 from trainyard.data.rng import fold_in, uniforms
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
@@ -106,10 +106,7 @@ def save_part(index: Index, side: Side, path: Path) -> Index:
         "left_out": index.left_out.kinds,
         "fingerprint": _fingerprint(index, side),
     }
-    write_index(path, header, {n: Chunks(c.dtype, len(c), [c]) for n, c in columns.items()})
-    saved = load_index(path)
-    assert saved is not None
-    return saved
+    return save_index(path, header, columns)
 
 
 def _fingerprint(index: Index, side: Side) -> str:

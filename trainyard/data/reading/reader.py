@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +18,14 @@ from trainyard.data.index.table import Index
 from trainyard.data.reading.staging import StagedShards
 from trainyard.data.sampler.plan import Ids
 from trainyard.data.storage.encoded import EncodedSpans, ImageFile, in_memory
-from trainyard.data.storage.open import open_indexed
-from trainyard.data.storage.remote.prefetch import Prefetcher
-from trainyard.data.storage.source import READ_ONLY, LocalFile, Source, Stamp, is_remote
+from trainyard.data.storage.source import READ_ONLY, LocalFile, Stamp, is_remote
+
+if TYPE_CHECKING:
+    from trainyard.data.storage.remote.files import RemoteFiles
+    from trainyard.data.storage.remote.prefetch import Prefetcher
 
 _MAX_OPEN = 4096  # local files held open, or a quarter of the descriptors that a process may have
 _PIECE = 16 << 20  # bytes of encoded images that a thread holds at once, or one image
-_MAX_REMOTE = 8192  # an open remote file holds no descriptor, and opening one costs a round trip
 
 Unreadable = dict[int, str]
 """Reasons why samples cannot be read, by their positions among the requested ones."""
@@ -36,9 +38,12 @@ class Reader:
         self._index = index
         self._staged = staged or None  # None too if there is no shard to copy
         self._shared = len(index.file_names) < len(index)  # several samples to a file
-        self._local, self._remote = _OpenFiles(_max_open()), _OpenFiles(_MAX_REMOTE)
+        self._local = _OpenFiles(_max_open())
         self._is_plain = is_built() and not staged and _is_local(index)
-        self._prefetcher = None if _is_local(index) else Prefetcher(self.part_of_file)
+        self._remote: RemoteFiles | None = None
+        self._prefetcher: Prefetcher | None = None
+        if not _is_local(index):
+            self._remote, self._prefetcher = self._from_servers()
         self._memory = threading.local()
 
     def read(self, sample: int) -> bytes:
@@ -123,7 +128,7 @@ class Reader:
         contents, unreadable = self._one_by_one(ids)
         return self.unpacked(ids, in_memory(contents), unreadable)
 
-    def _fetched(self, ids: Ids, prefetcher: Prefetcher) -> tuple[EncodedSpans, Unreadable]:
+    def _fetched(self, ids: Ids, prefetcher: "Prefetcher") -> tuple[EncodedSpans, Unreadable]:
         """Samples that have been requested; those in copies are read one by one."""
         fetched = prefetcher.take(ids)
         left = np.array([position for position, part in enumerate(fetched) if part is None], int)
@@ -174,9 +179,7 @@ class Reader:
 
     def open_local(self, path: str) -> LocalFile:
         """A file of this machine, which may be open already. OSError if it cannot be opened."""
-        opened = self._local.get(path, None)
-        assert isinstance(opened, LocalFile)
-        return opened
+        return self._local.get(path)
 
     def _spans(
         self, ids: Ids, file_of: Callable[[int], ImageFile]
@@ -229,7 +232,21 @@ class Reader:
         """The path or URL of a file: of its copy on this node, if there is one."""
         if self._staged is not None:
             return self._staged.path_of(file)
+        return self._source_of(file)
+
+    def _source_of(self, file: int) -> str:
         return os.path.join(self._index.root, self._index.file_names[file])
+
+    def _from_servers(self) -> "tuple[RemoteFiles, Prefetcher]":
+        from trainyard.data.storage.remote.files import RemoteFiles  # loads aiohttp
+        from trainyard.data.storage.remote.prefetch import Prefetcher
+
+        return RemoteFiles(self._stamp_of), Prefetcher(self.fetch_part)
+
+    async def fetch_part(self, file: int, offset: int, size: int) -> bytes:
+        """Bytes of a remote file of the index, in the event loop. Errors as in `read`."""
+        assert self._remote is not None
+        return await self._remote.fetch(self._source_of(file), offset, size)
 
     def part_of_file(self, file: int, offset: int, size: int) -> bytes:
         """Bytes of a file of the index, or of its copy. Errors as in `read`."""
@@ -241,8 +258,9 @@ class Reader:
         return self._part(self._path(file), offset, size)
 
     def _part(self, name: str, offset: int, size: int) -> bytes:
-        files = self._remote if is_remote(name) else self._local
-        return files.get(name, self._stamp_of(name)).read(offset, size)
+        if self._remote is not None and is_remote(name):
+            return self._remote.read(name, offset, size)
+        return self._local.get(name).read(offset, size)
 
     def _stamp_of(self, name: str) -> Stamp | None:
         """The file's stamp when it was indexed; None if the index has none."""
@@ -302,28 +320,28 @@ class _OpenFiles:
         self._files: OrderedDict[str, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, name: str, stamp: Stamp | None) -> Source:
-        """The open file. OSError if it cannot be opened; see also `open_indexed`."""
+    def get(self, name: str) -> LocalFile:
+        """The open file. OSError if it cannot be opened."""
         with self._lock:
             file = self._files.pop(name, None) or _OpenFile(name)
             self._files[name] = file
             if len(self._files) > self._limit:
                 self._files.popitem(last=False)
-        return file.source(stamp)
+        return file.opened()
 
 
 class _OpenFile:
     def __init__(self, name: str) -> None:
         self._name = name
-        self._source: Source | None = None
+        self._file: LocalFile | None = None
         self._opening = threading.Lock()
 
-    def source(self, stamp: Stamp | None) -> Source:
-        """The file, opened at first use: a slow server delays only users of the same file."""
+    def opened(self) -> LocalFile:
+        """The file, opened at first use: a slow disk delays only users of the same file."""
         with self._opening:
-            if self._source is None:
-                self._source = open_indexed(self._name, stamp)
-            return self._source
+            if self._file is None:
+                self._file = LocalFile(self._name)
+            return self._file
 
 
 def _max_open() -> int:

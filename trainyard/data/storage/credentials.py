@@ -1,67 +1,45 @@
-"""Logins and signatures of URLs, kept in the memory of this process and out of file names.
+"""Signatures of URLs, kept in the memory of this process and out of file names, and bearer tokens.
 
 Names of files are written into recipes, indices, run directories and messages. `take_secrets` in
-location.py therefore separates a location from its secrets when it is read, and `with_secrets`
-adds them again for a request. The secrets of a query are the parameters of signatures, by a list of
-names; all others belong to the name of the file.
+location.py therefore separates a URL from its signature when it is read, and `with_secrets` adds it
+again for a request. Parameters of signatures are known by a list of names; all others belong to the
+name of the file. Logins do not belong into URLs at all.
 """
 
 import os
 import re
-from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from trainyard.errors import DataError
 
 TOKENS = "TRAINYARD_TOKENS"
 """The environment variable of bearer tokens: HOST=TOKEN, separated by spaces."""
-_HUB, _HUB_ENDPOINT, _HUB_TOKEN = "https://huggingface.co", "HF_ENDPOINT", "HF_TOKEN"
+_HUB, _HUB_ENDPOINT = "https://huggingface.co", "HF_ENDPOINT"
 PIPE = "pipe:"  # before a shell command
 
-# In a text. A password may wrongly hold a /, but is no less secret; `host:80/a@b` has no login.
-_ADDRESS = r"\[[\da-fA-F:.]+\](?::\d+)?/"  # of IPv6
-_LOGIN = re.compile(rf"://(?:[^/\s\"<>]*|(?!{_ADDRESS})[^/\s\"<>:@]+:(?!\d+/)[^\s\"<>@]*)@")
-_END = r"[:;,.)'\]]*(?:[\s\"<>#]|$)"  # of a URL in a sentence
-_QUERY = re.compile(rf"(?<=://)([^\s\"<>?#]*)\?(?!{_END})([^\s\"<>#]*?)(?={_END})")
-# In a text that is a single URL.
-_LOGIN_OF_URL = re.compile(rf"://(?:[^/?#]*|(?!{_ADDRESS})[^/?#:@]+:(?!\d+/)[^@]*)@")
-_QUERY_OF_URL = re.compile(r"\?([^#]*)")
-_ENDS_URL = re.compile(r"[\s\"'<>]")  # the end of a URL in a text
-# Names of secret parameters: of S3, Google, Aliyun, Tencent, Akamai and CloudFront.
+_URL = re.compile(r"(?<=://)[^\s\"'<>]*[^\s\"'<>:;,.)\]]")  # in a text, without its scheme
+_LOGIN = re.compile(r"^[^/?#]*@")  # in a URL without its scheme
+_ENDS_URL = re.compile(r"[\s\"'<>]")
+# Names of parameters: of the signatures of S3, Google, Aliyun, Tencent, Akamai and CloudFront.
 _SIGNATURE = re.compile(
     r"x-(?:amz|goog|oss|ms|cos)-.+|sig|signature|(?:aws|oss)accesskeyid|googleaccessid"
-    r"|key-pair-id|security-token|hdn\w+",
-    re.IGNORECASE,
+    r"|key-pair-id|security-token|hdn\w+"
 )
-# Secret beside a signature: those of Azure, and dates and policies of others.
+_SIGNS = re.compile(r"(?:[\w-]+-)?sig(?:nature)?")  # the signature itself
+# Of a signature beside one that signs (those of Azure, and dates and policies of others), else not.
 _BESIDE_SIGNATURE = re.compile(
-    r"s[verpts]|srt|spr|sip|sdd|ses|scid|s[aud]{1,2}oid|sk(?:oid|tid|[tesv])|exp|expires|policy",
-    re.IGNORECASE,
+    r"s[verpts]|srt|spr|sip|sdd|ses|scid|s[aud]{1,2}oid|sk(?:oid|tid|[tesv])|exp|expires|policy"
 )
-_TOKEN = re.compile(r"[\w-]*token", re.IGNORECASE)
-_SIGNS = re.compile(r"(?:^|&)(?:[\w-]+-)?sig(?:nature)?=", re.IGNORECASE)
-# Parameters that belong to no signature, and look too secret for a name.
-_SUSPICIOUS = re.compile(
-    r"(?:[\w-]+[_-])?(?:pass|passwd|password|passphrase|pwd|pw|secret|auth|authorization|api-?key"
-    r"|access-?key|secret-?key|credentials?|hmac|session|sessionid|jwt|bearer)(?:[_-]\w+)?"
-    r"|\w*(?:api_key|access_key|secret_key|password|secret)\w*",
-    re.IGNORECASE,
+_SECRET = re.compile(
+    r"(?:[\w-]+[_-])?(?:token|pass|passwd|password|passphrase|pwd|pw|secret|auth|authorization"
+    r"|(?:api|access|secret)[_-]?key|credentials?|hmac|session|sessionid|jwt|bearer)(?:[_-]\w+)?"
 )
 _KEY = re.compile(r"(?:[\w-]+[_-])?key=[\w+=%-]{16,}", re.IGNORECASE)  # not the name of a file
 
+Credentials = dict[str, str]
+"""Queries by the URL of a file or a folder, and complete shell commands by their public names."""
 
-class Credentials(NamedTuple):
-    """The secrets that requests need; plain data, to pass to other processes of Trainyard."""
-
-    logins: dict[str, str]
-    """`NAME:PASSWORD`, as in a URL, by the URL of a file, a folder or a server."""
-    queries: dict[str, str]
-    """Queries by the URL of a file or a folder."""
-    commands: dict[str, str]
-    """Complete shell commands by their public names."""
-
-
-_known = Credentials({}, {}, {})
+_known: Credentials = {}
 
 
 def known() -> Credentials:
@@ -71,113 +49,99 @@ def known() -> Credentials:
 
 def adopt(given: Credentials) -> None:
     """Adds the credentials of another process."""
-    for mine, others in zip(_known, given, strict=True):
-        mine.update(others)
+    _known.update(given)
 
 
 def without_secrets(text: str) -> str:
     """A text to show to users: its URLs have no login and no secret parameters."""
-    return _QUERY.sub(lambda found: found[1] + _public(found[2]), _LOGIN.sub("://", text))
+    return _URL.sub(lambda found: _public(_LOGIN.sub("", found[0])), text)
 
 
 def public_name(location: str) -> str:
     """The public name of a URL or a `pipe:` command."""
-    if location.startswith(PIPE):
-        return without_secrets(location)
-    name = _LOGIN_OF_URL.sub("://", location, count=1)
-    return _QUERY_OF_URL.sub(lambda found: _public(found[1]), name)
+    return without_secrets(location) if location.startswith(PIPE) else _public(location)
 
 
-def _public(query: str) -> str:
-    """The public parameters of a query, after a question mark; "" if there are none."""
-    shown = [pair for pair in query.split("&") if pair and not _is_secret(pair, query)]
-    return "?" + "&".join(shown) if shown else ""
+def _public(url: str) -> str:
+    """A URL without its secret parameters."""
+    bare, mark, fragment = url.partition("#")
+    path, _, query = bare.partition("?")
+    pairs = [pair for pair in query.split("&") if pair]
+    is_signed = any(_SIGNS.fullmatch(_name_of(pair)) for pair in pairs)
+    shown = [pair for pair in pairs if not _is_hidden(pair, is_signed)]
+    return path + ("?" + "&".join(shown) if shown else "") + mark + fragment
 
 
-def _is_secret(pair: str, query: str) -> bool:
-    name = unquote(pair.partition("=")[0])
-    beside = _BESIDE_SIGNATURE.fullmatch(name) and _SIGNS.search(query)
-    return bool(
-        _SIGNATURE.fullmatch(name) or _TOKEN.fullmatch(name) or beside or _is_suspicious(pair)
-    )
+def _name_of(pair: str) -> str:
+    return unquote(pair.partition("=")[0]).lower()
 
 
-def _is_suspicious(pair: str) -> bool:
-    name = unquote(pair.partition("=")[0])
-    return bool(_SUSPICIOUS.fullmatch(name) or _KEY.fullmatch(pair))
+def _is_hidden(pair: str, is_signed: bool) -> bool:
+    name = _name_of(pair)
+    is_beside = is_signed and _BESIDE_SIGNATURE.fullmatch(name)
+    return bool(is_beside or _SIGNATURE.fullmatch(name) or _is_secret(pair))
+
+
+def _is_secret(pair: str) -> bool:
+    """True for a parameter that looks secret, and is of no signature."""
+    name = _name_of(pair)
+    looks_secret = _SECRET.fullmatch(name) or _KEY.fullmatch(pair)
+    return bool(looks_secret) and not _SIGNATURE.fullmatch(name)
 
 
 def check_url(url: str) -> None:
-    """DataError for a URL whose secrets cannot be told from its name.
+    """DataError for a URL with a login, or with a parameter that looks secret.
 
-    It has a parameter that looks secret and is of no signature, or a space, say: in a text its end
-    would be ambiguous.
+    Its message shows neither.
     """
     if url.startswith(PIPE):
         return
-    if _LOGIN_OF_URL.sub("", url) != url or "?" in url:
-        if _ENDS_URL.search(url):
+    scheme, _, rest = url.partition("://")
+    if _LOGIN.match(rest):
+        raise DataError(
+            f"{scheme}://…: a URL with a login: put it into ~/.netrc, as in machine HOST login "
+            "NAME password PASSWORD, and leave it out here"
+        )
+    try:
+        _ = urlsplit(url).port
+    except ValueError:  # perhaps a login with a / in the password
+        raise DataError(
+            f"{scheme}://…: not a valid URL: no host with a number as its port"
+        ) from None
+    query = rest.partition("?")[2]
+    if query and _ENDS_URL.search(url):
+        raise DataError(
+            f"{scheme}://…: a URL with a query, which holds a space, a quote, < or >: write a "
+            "space as %20, ' as %27, \" as %22, < as %3C and > as %3E"
+        )
+    for pair in query.partition("#")[0].split("&"):
+        if _is_secret(pair):
             raise DataError(
-                f"{url.partition('://')[0]}://…: a URL with a login or a query, which holds a "
-                "space, a quote, < or >: write a space as %20, ' as %27, \" as %22, < as %3C and "
-                "> as %3E"
+                f"{public_name(url)}: its parameter {pair.partition('=')[0]} looks like a secret, "
+                "and the names of files are written down: use a login in ~/.netrc, or a token in "
+                f"{TOKENS}"
             )
-        query = _QUERY_OF_URL.search(_LOGIN_OF_URL.sub("://", url, count=1))
-        for pair in query[1].split("&") if query else ():
-            if _is_suspicious(pair):
-                raise DataError(
-                    f"{public_name(url)}: its parameter {pair.partition('=')[0]} looks like a "
-                    "secret, and the names of files are written down: use a login in ~/.netrc, or "
-                    f"a token in {TOKENS}"
-                )
 
 
 def keep(name: str, given: str) -> None:
-    """Stores the secrets of `given`, a URL or a command, under its public `name`.
+    """Stores the signature of `given`, a URL or a command, under its public `name`.
 
-    DataError for an invalid URL, and for a second token of one name: it may be of another file. A
-    signature may be renewed.
+    A newer signature takes the place of an older one.
     """
-    if name.startswith(PIPE):
-        _known.commands[name] = given
-        return
-    try:
-        parts = urlsplit(given)
-    except ValueError:  # its message may quote the password
-        raise DataError(f"{name}: not a valid URL") from None
-    login, mark, _ = parts.netloc.rpartition("@")
-    if not mark and _LOGIN_OF_URL.search(given):
-        raise DataError(f"{name}: in a password, write / as %2F, ? as %3F and # as %23")
-    path = name.partition("?")[0].rstrip("/")
-    if login:
-        for place in (path, path.rpartition("/")[0], _server(path)):
-            _known.logins[place] = login
-    if _public(parts.query) != f"?{parts.query}" and parts.query:
-        name = name.rstrip("/")
-        before = _known.queries.get(name, parts.query)
-        if _tokens(before) != _tokens(parts.query):
-            raise DataError(
-                f"{name}: two URLs differ only in a token, which is a secret and not part of the "
-                "name: each file needs a name of its own"
-            )
-        _known.queries[name] = parts.query
+    is_command = name.startswith(PIPE)
+    _known[name if is_command else name.rstrip("/")] = (
+        given if is_command else given.partition("?")[2]
+    )
 
 
 def with_secrets(name: str) -> str:
-    """The URL or command to request: with its own secrets, or with those of a folder above it."""
+    """The URL or command to request: with its own signature, or with that of a folder above it."""
     if name.startswith(PIPE):
-        return _known.commands.get(name, name)
-    path, mark, query = name.partition("?")
-    places = _above(path)
-    login = next((_known.logins[place] for place in places if place in _known.logins), "")
-    for place in [name.rstrip("/")] if mark else places:
-        if place in _known.queries:
-            query = _known.queries[place]
-            break
-    scheme, separator, rest = path.partition("://")
-    if login and "@" not in rest.partition("/")[0]:
-        rest = f"{login}@{rest}"
-    return f"{scheme}{separator}{rest}" + (f"?{query}" if query else mark)
+        return _known.get(name, name)
+    path, mark, _ = name.partition("?")
+    places = [name] if mark else [path, *_above(path)]
+    query = next((_known[place] for place in places if place in _known), None)
+    return name if query is None else f"{path}?{query}"
 
 
 def hub_endpoint() -> str:
@@ -186,13 +150,16 @@ def hub_endpoint() -> str:
 
 
 def token_of(url: SplitResult) -> str | None:
-    """The environment's bearer token for the server of a URL; None if there is none.
+    """The bearer token for the server of a URL; None if there is none.
 
-    DataError if $TRAINYARD_TOKENS is malformed; its message does not quote the token.
+    It is the environment's, and for the Hub also that of `hf auth login`. DataError if
+    $TRAINYARD_TOKENS is malformed; its message does not quote the token.
     """
     found = None
     if f"{url.scheme}://{url.netloc}".lower() in (_HUB, hub_endpoint().lower()):
-        found = os.environ.get(_HUB_TOKEN)
+        from huggingface_hub import get_token
+
+        found = get_token()
     for item in os.environ.get(TOKENS, "").split():
         server, equals, token = item.partition("=")
         if not (server and equals and token):
@@ -206,21 +173,8 @@ def token_of(url: SplitResult) -> str | None:
 
 
 def _above(url: str) -> list[str]:
-    """A URL, the folders above it and its server."""
-    server = _server(url)
-    places = [url.rstrip("/")]
-    while len(places[-1]) > len(server):
-        places.append(places[-1].rpartition("/")[0])
-    return places
-
-
-def _server(url: str) -> str:
-    scheme, mark, rest = url.partition("://")
-    return scheme + mark + rest.partition("/")[0]
-
-
-def _tokens(query: str) -> list[str]:
-    """The parameters whose values may stand for a file: tokens that belong to no signature."""
-    pairs = {pair: unquote(pair.partition("=")[0]) for pair in query.split("&")}
-    found = [pair for pair, name in pairs.items() if _TOKEN.fullmatch(name)]
-    return sorted(pair for pair in found if not _SIGNATURE.fullmatch(pairs[pair]))
+    """The folders above a URL, and its server."""
+    folders = []
+    while not (url := url.rpartition("/")[0]).endswith(":/") and url:
+        folders.append(url)
+    return folders

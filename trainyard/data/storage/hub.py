@@ -1,11 +1,13 @@
-"""Names of files on the Hugging Face Hub: hf://datasets/OWNER/NAME[@REVISION][/PATH].
+"""Files on the Hugging Face Hub: hf://datasets/OWNER/NAME[@REVISION][/PATH].
 
-As in huggingface_hub, HF_ENDPOINT names another server, and HF_TOKEN is the token for it.
+huggingface_hub lists them, names their URLs and has the token, by HF_TOKEN or `hf auth login`;
+HF_ENDPOINT names another server.
 """
 
 import re
+from fnmatch import filter as matching
+from functools import cache
 from typing import NamedTuple
-from urllib.parse import quote
 
 from trainyard.data.storage.credentials import hub_endpoint
 from trainyard.errors import DataError
@@ -16,26 +18,16 @@ _NAME = re.compile(
     r"(?:@(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(?P<path>.*))?"
 )
 
+GATED = (
+    "a gated data set: accept its terms on its page, and set HF_TOKEN or run `hf auth login` for "
+    "that account"
+)
+
 
 class HubPath(NamedTuple):
     repo: str  # OWNER/NAME
     revision: str
     path: str  # in the repository; "" for all of it
-
-    @property
-    def url(self) -> str:
-        """The URL of a file."""
-        return f"{self._start}/resolve/{quote(self.revision, safe='')}/{quote(self.path)}"
-
-    @property
-    def listing(self) -> str:
-        """The URL of the list of all files."""
-        revision = quote(self.revision, safe="")
-        return f"{hub_endpoint()}/api/datasets/{self.repo}/tree/{revision}?recursive=1"
-
-    @property
-    def _start(self) -> str:
-        return f"{hub_endpoint()}/datasets/{self.repo}"
 
 
 def is_on_hub(name: str) -> bool:
@@ -53,4 +45,53 @@ def hub_path(name: str) -> HubPath:
 
 def web_url(name: str) -> str:
     """The URL to request for a file by its name: of the Hub if it is there."""
-    return hub_path(name).url if is_on_hub(name) else name
+    if not is_on_hub(name):
+        return name
+    from huggingface_hub import hf_hub_url
+
+    repo, revision, path = hub_path(name)
+    endpoint = hub_endpoint()
+    return hf_hub_url(repo, path, repo_type="dataset", revision=revision, endpoint=endpoint)
+
+
+def files_below(location: str) -> list[str]:
+    """The sorted names of all files below a location, relative to it. DataError if it has none."""
+    repo, revision, path = hub_path(location)
+    prefix = f"{path}/" if path else ""
+    found = _all_files(hub_endpoint(), repo, revision)
+    names = [name.removeprefix(prefix) for name in found if name.startswith(prefix)]
+    if not names:
+        raise DataError(f"{location}: no files there")
+    return names
+
+
+def files_like(pattern: str) -> list[str]:
+    """The sorted names, with hf://, of the files that match a glob, such as …/train-*.parquet."""
+    repo, revision, path = hub_path(pattern)
+    found = matching(_all_files(hub_endpoint(), repo, revision), path)
+    base = pattern.rstrip("/").removesuffix(path)
+    depth = path.count("/")  # a star stands for no slash
+    return [base + name for name in found if name.count("/") == depth]
+
+
+@cache
+def _all_files(endpoint: str, repo: str, revision: str) -> tuple[str, ...]:
+    """DataError if the Hub does not list them."""
+    from huggingface_hub import HfApi, errors
+
+    name = f"{SCHEME}datasets/{repo}@{revision}"
+    try:
+        found = HfApi(endpoint).list_repo_files(repo, repo_type="dataset", revision=revision)
+    except errors.GatedRepoError:
+        raise DataError(f"{name}: {GATED}") from None
+    except (
+        errors.RepositoryNotFoundError,
+        errors.RevisionNotFoundError,
+        errors.HFValidationError,
+    ):
+        raise DataError(f"{name}: no such data set or revision, or a private one") from None
+    except (errors.HTTPError, OSError) as error:
+        raise DataError(f"{name}: {' '.join(str(error).split())}") from None
+    except (KeyError, ValueError):
+        raise DataError(f"{name}: no list of files, as the Hub sends it") from None
+    return tuple(sorted(found))

@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 
 from trainyard.data.storage.credentials import PIPE, check_url, keep, public_name, without_secrets
-from trainyard.data.storage.hub import is_on_hub
+from trainyard.data.storage.hub import files_like, is_on_hub
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 
@@ -63,19 +63,19 @@ class ResolvedLocation:
 
 
 def take_secrets(location: str) -> str:
-    """A location without its login and signature, which are stored for requests.
+    """A location without its signature, which is stored for requests.
 
-    DataError for a URL that cannot hold any.
+    DataError for a URL with a login, or with a signature where there can be none.
     """
     if not is_remote(location):
         return location
     check_url(location)
     name = public_name(location)
     scheme = location.partition("://")[0].lower()
-    if scheme in ("s3", "gs") and (name != location or "?" in location):
+    if scheme in ("s3", "gs") and "?" in location:
         raise DataError(
-            f"{name.partition('?')[0]}: {scheme}:// takes no login and no query; credentials come "
-            "from the environment and from the files of the store's own tools"
+            f"{name.partition('?')[0]}: {scheme}:// takes no query; credentials come from the "
+            "environment and from the files of the store's own tools"
         )
     if name != location:
         is_command = name.startswith(PIPE)
@@ -160,8 +160,6 @@ def _expanded(text: str) -> list[str]:
 def _list_files(location: str) -> list[str]:
     """The files that a glob, a brace list or a single path or URL names."""
     if is_on_hub(location) and glob.has_magic(location):
-        from trainyard.data.storage.remote.hub_files import files_like  # loads urllib3
-
         names = files_like(location)
     elif is_remote(location):
         names = [_with_path(url) for url in expand_braces(location)]

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from trainyard.data.formats.sample import EncodedSample
+from trainyard.datasets.pack.journal import Part
 from trainyard.datasets.pack.shards import ShardJob
-from trainyard.datasets.parts import Part
 from trainyard.files import fsync, part_of, remove_parts
 
 _WINDOW = 1 << 26  # bytes mapped at a time; a whole large file would count as this process's memory

@@ -1,28 +1,48 @@
 """Journals of finished shards, by which the same command resumes a pack after a kill.
 
-A pack in parts has a journal for each part; the pack without a part joins them.
+Each part of a pack has a journal of its own. All of them count: whoever packs without a part writes
+the shards that are left.
 """
 
+import fcntl
+import json
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainyard.data.storage.manifest import FILE_NAME, Manifest, Shard, read_manifest
-from trainyard.datasets.parts import Identity, Journals, Part, whole_lines
 from trainyard.errors import DataError
-from trainyard.files import JsonLines
+from trainyard.files import JsonLines, is_at, open_own, why_unwritable
+
+_NAME = ".pack.jsonl"
+# What a line of the wrong kind raises.
+_DAMAGE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
-def journals_in(destination: Path) -> Journals:
-    """The journals of a pack into a destination."""
-    return Journals(
-        destination,
-        ".pack",
-        noun="a pack",
-        doing="packing into it",
-        otherwise="remove it, or choose another destination",
-    )
+class Part(NamedTuple):
+    """One of several shares of the shards."""
+
+    number: int  # from 1
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    def owns(self, place: int) -> bool:
+        """True for the shard at a place in the list: every `of`th one."""
+        return place % self.of == self.number - 1
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The properties that must be equal for a pack to be resumed."""
+
+    plan: str
+    """SHA-256 of the settings and of the data."""
+    settings: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -40,68 +60,49 @@ class Journal:
 
     def __init__(self, destination: Path, identity: Identity, part: Part | None = None) -> None:
         """The journal of a locked destination. DataError if that holds anything but this pack."""
-        journals = journals_in(destination)
-        self.path, self.part = journals.path(part), part
+        # Another part may publish its first shard meanwhile; its journal has been there before.
+        is_empty = all(name.startswith(".") for name in os.listdir(destination))
+        self.path, self.part = _path(destination, part), part
         self._lines = JsonLines(self.path)
-        lines = [*whole_lines(self.path)]
-        self.is_resumed = bool(lines)
-        if lines:
-            journals.check_same(f"{destination}: holds an unfinished pack", lines[0], identity)
-        else:
-            if not _has_others(journals, identity, part):
-                check_empty(destination)
+        self.done: dict[str, Written] = {}
+        """The complete shards of all parts, by name."""
+        self.is_resumed = False
+        for path in _paths(destination):
+            for number, line in enumerate(_whole_lines(path)):
+                if number:
+                    self._count(destination, path, line)
+                else:
+                    about = f"{destination}: holds an unfinished pack"
+                    _check_same(about, line, identity)
+                    self.is_resumed = True
+        if not self.is_resumed and not is_empty:
+            check_empty(destination)
+        if not self.path.stat().st_size:
             self._lines.append(asdict(identity))
-        self.done = _done(destination, lines)
 
     def add(self, written: Written) -> None:
         self._lines.append(asdict(written))
         self.done[written.shard.name] = written
 
-
-def joined(destination: Path, identity: Identity, names: list[str]) -> dict[str, Written]:
-    """The shards of all parts, by name; `names` are the plan's, in order.
-
-    DataError, which names the parts, if some have not finished, or are of another pack.
-    """
-    journals = journals_in(destination)
-    parts = journals.parts()
-    count = journals.count(parts)
-    done: dict[str, Written] = {}
-    for part in parts:
-        with journals.locked(part):  # else it is still at work
-            lines = [*whole_lines(journals.path(part))]
-        for line in lines[:1]:
-            journals.check_part(part, line, identity)
-        done |= _done(destination, lines)
-    left = {place % count + 1 for place, name in enumerate(names) if name not in done}
-    if left:
-        raise journals.unfinished(left, count)
-    return done
+    def _count(self, destination: Path, path: Path, line: dict[str, Any]) -> None:
+        try:
+            odd = [(kind, name) for kind, name in line["odd"]]
+            written = Written(Shard(**line["shard"]), int(line["image_bytes"]), odd)
+            if _is_whole(destination, written.shard):
+                self.done[written.shard.name] = written
+        except _DAMAGE:
+            raise _damaged(path) from None
 
 
-def _has_others(journals: Journals, identity: Identity, part: Part | None) -> bool:
-    """True if other parts of this pack have begun. DataError for parts of another pack."""
-    if part is None:
-        return False
-    if journals.path(None).exists():
-        raise DataError(
-            f"{journals.folder}: holds an unfinished pack that is not in parts: give the same "
-            "command without --part, or choose another destination"
-        )
-    # A part may publish its first shard meanwhile; its journal has been there before.
-    is_empty = all(name.startswith(".") for name in os.listdir(journals.folder))
-    return journals.check_others(part, identity) or is_empty
+def is_begun(destination: Path) -> bool:
+    """True if a destination holds an unfinished pack."""
+    return bool(_paths(destination))
 
 
-def _done(destination: Path, lines: list[dict[str, Any]]) -> dict[str, Written]:
-    """The complete shards that a journal names."""
-    found = {}
-    for line in lines[1:]:
-        odd = [(kind, name) for kind, name in line["odd"]]
-        written = Written(Shard(**line["shard"]), line["image_bytes"], odd)
-        if _is_whole(destination, written.shard):
-            found[written.shard.name] = written
-    return found
+def remove_journals(destination: Path) -> None:
+    """Removes the journals of a finished pack."""
+    for path in _paths(destination):
+        path.unlink()
 
 
 def finished(destination: Path, identity: Identity) -> Manifest | None:
@@ -111,7 +112,7 @@ def finished(destination: Path, identity: Identity) -> Manifest | None:
         return None
     known = {"plan": manifest.about.get("plan"), "settings": manifest.about}
     about = f"{destination}: holds a data set"
-    journals_in(destination).check_same(about, known, identity)
+    _check_same(about, known, identity)
     for split in manifest.splits.values():
         for shard in split.shards:
             if not _is_whole(destination, shard):
@@ -130,6 +131,103 @@ def check_empty(destination: Path) -> None:
             f"{destination}: is not empty ({found}); choose a new folder, so that nothing is "
             "overwritten"
         )
+
+
+@contextmanager
+def locked(destination: Path, part: Part | None = None) -> Iterator[None]:
+    """Locks a destination, or what a part writes to it. DataError if another process holds it."""
+    with ExitStack() as stack:
+        kind = fcntl.LOCK_EX if part is None else fcntl.LOCK_SH  # parts work beside each other
+        stack.enter_context(_lock(_path(destination, None), kind))
+        if part is not None:
+            own = _lock(_path(destination, part), fcntl.LOCK_EX, f", part {part}")
+            stack.enter_context(own)
+        yield
+
+
+@contextmanager
+def _lock(path: Path, kind: int, which: str = "") -> Iterator[None]:
+    while True:
+        try:
+            lock = open_own(path, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            reason = why_unwritable(error, path)
+            raise DataError(f"{path.parent}: cannot be written ({reason})") from None
+        try:
+            fcntl.flock(lock, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise DataError(
+                f"{path.parent}: another process is packing into it{which}: wait for it"
+            ) from None
+        except OSError:  # a file system without locks
+            break
+        if is_at(path, lock):
+            break
+        os.close(lock)  # of work that has just finished and removed the file
+    try:
+        yield
+    finally:
+        if not os.fstat(lock).st_size and is_at(path, lock):  # no work was begun
+            _remove_unless_shared(path, lock)
+        os.close(lock)
+
+
+def _remove_unless_shared(path: Path, lock: int) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # another part holds it; the last one removes it
+        return
+    path.unlink()
+
+
+def _path(destination: Path, part: Part | None) -> Path:
+    name = _NAME if part is None else f".pack-{part.number}-of-{part.of}.jsonl"
+    return destination / name
+
+
+def _paths(destination: Path) -> list[Path]:
+    """The journals of a pack and of its parts."""
+    return sorted([*destination.glob(_NAME), *destination.glob(".pack-*-of-*.jsonl")])
+
+
+def _check_same(what: str, known: dict[str, Any], identity: Identity) -> None:
+    """DataError unless the `known` identity is this one."""
+    if known.get("plan") == identity.plan:
+        return
+    settings = known.get("settings")
+    before: dict[str, Any] = settings if isinstance(settings, dict) else {}
+    changed = [
+        f"{key} {before.get(key)!r} instead of {value!r}"
+        for key, value in identity.settings.items()
+        if before.get(key) != value
+    ]
+    raise DataError(
+        f"{what} made with {'; '.join(changed) or 'a source that has changed since'}: give the "
+        "same settings, or remove it, or choose another destination"
+    )
+
+
+def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a journal: another process may be writing the last one.
+
+    DataError if it is damaged.
+    """
+    with open(path, encoding="utf-8", errors="replace", opener=open_own) as file:
+        for line in file:
+            if not line.endswith("\n"):
+                return
+            try:
+                found: Any = json.loads(line)
+            except (ValueError, RecursionError):
+                found = None
+            if not isinstance(found, dict):
+                raise _damaged(path)
+            yield found
+
+
+def _damaged(path: Path) -> DataError:
+    return DataError(f"{path}: damaged: remove it")
 
 
 def _is_whole(destination: Path, shard: Shard) -> bool:

@@ -24,11 +24,13 @@ from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.manifest import FILE_NAME, Manifest, Split, write_manifest
 from trainyard.datasets.pack.files import remove_stale
 from trainyard.datasets.pack.journal import (
+    Identity,
     Journal,
+    Part,
     Written,
     finished,
-    joined,
-    journals_in,
+    locked,
+    remove_journals,
 )
 from trainyard.datasets.pack.pool import Progress, write_shards
 from trainyard.datasets.pack.shards import (
@@ -42,7 +44,6 @@ from trainyard.datasets.pack.shards import (
 )
 from trainyard.datasets.pack.stored import storing
 from trainyard.datasets.pack.worker import PackJob, PackSource, stem
-from trainyard.datasets.parts import Identity, Part
 from trainyard.errors import DataError
 from trainyard.files import in_words, why_unwritable
 from trainyard.printable import print_line
@@ -81,23 +82,18 @@ def pack(
 ) -> Manifest:
     """Writes samples in the order given, and a manifest that names classes, shards and checksums.
 
-    `classes` are the names by label, sorted; None without names. If `pack_part` has begun at the
-    destination, the parts are joined. DataError if the destination is in use or holds other data,
-    if parts are missing, if space is short, or a sample cannot be read.
+    `classes` are the names by label, sorted; None without names. Shards that `pack_part` or an
+    earlier attempt has written stay. DataError if the destination is in use or holds other data, if
+    space is short, or a sample cannot be read.
     """
     work, jobs, identity = _planned(splits, classes, destination, options, about=about)
     with _claimed(destination, None):
         manifest = finished(destination, identity)
-        if manifest is None and journals_in(destination).parts():
-            every = _shared(jobs, None)
-            done = joined(destination, identity, [job.name for job in every])
-            progress(sum(len(job.ids) for job in every))
-            manifest = _finish(work, jobs, done, identity, clean=True)
-        elif manifest is None:
+        if manifest is None:
             journal = Journal(destination, identity)
             _write(work, splits, _shared(jobs, None), journal, progress=progress)
             manifest = _finish(work, jobs, journal.done, identity, clean=journal.is_resumed)
-        journals_in(destination).remove()
+        remove_journals(destination)
     return manifest
 
 
@@ -111,7 +107,10 @@ def pack_part(
     about: dict[str, Any],
     progress: Progress = lambda _: None,
 ) -> None:
-    """Writes a part of what `pack` writes, which joins all parts; errors as there."""
+    """Writes a part of what `pack` writes, which writes what is left and the manifest.
+
+    Errors as there.
+    """
     work, jobs, identity = _planned(splits, classes, destination, options, about=about)
     with _claimed(destination, part):
         if finished(destination, identity) is None:
@@ -145,7 +144,7 @@ def _claimed(destination: Path, part: Part | None) -> Iterator[None]:
     """Inside, the destination exists and is locked; an error of its disk becomes a DataError."""
     try:
         destination.mkdir(parents=True, exist_ok=True)
-        with journals_in(destination).locked(part):
+        with locked(destination, part):
             yield
     except OSError as error:
         reason = why_unwritable(error, destination)
@@ -171,7 +170,7 @@ def _write(
     *,
     progress: Progress,
 ) -> None:
-    """Writes the shards that an earlier attempt has not."""
+    """Writes the shards that an earlier attempt or another part has not."""
     if journal.is_resumed:
         remove_stale(work.destination, jobs, journal.part)
     left = [job for job in jobs if job.name not in journal.done]
@@ -183,7 +182,8 @@ def _write(
         raise
     if work.options.format == "folder":
         _make_folders(work.destination, splits, work.folders)
-    write_shards(work, left, journal, progress)
+    before = sum(len(job.ids) for job in jobs if job.name in journal.done)
+    write_shards(work, left, journal, lambda count: progress(before + count))
 
 
 def _finish(

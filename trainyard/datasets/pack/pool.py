@@ -16,7 +16,7 @@ from trainyard.datasets.pack.worker import PackJob, Signals, start, write_shard
 from trainyard.errors import TrainyardError
 
 Progress = Callable[[int], None]
-"""Called now and then with the number of samples written to the destination."""
+"""Called now and then with the number of samples written."""
 
 _TICK_S = 0.2
 
@@ -25,8 +25,7 @@ def write_shards(
     work: PackJob, jobs: Sequence[ShardJob], journal: Journal, progress: Progress
 ) -> None:
     """Writes shards and adds them to the journal; removes unfinished files if it fails."""
-    before = sum(written.shard.samples for written in journal.done.values())
-    progress(before)
+    progress(0)
     # Not fork: the caller may have threads, of torch for instance, that hold locks.
     context = multiprocessing.get_context("spawn")
     signals = Signals(context)
@@ -49,7 +48,7 @@ def write_shards(
                 publish(outputs)
                 running.remove(future)
                 journal.add(written)
-            progress(before + signals.count.value)
+            progress(signals.count.value)
     except BaseException as error:
         signals.stop.value = 1
         pool.shutdown(cancel_futures=True)

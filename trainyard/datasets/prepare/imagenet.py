@@ -29,11 +29,10 @@ _PUBLISHED = {"training images": 1_281_167, "validation images": 50_000, "classe
 _VAL_NAME = re.compile(r"(?:.*/)?ILSVRC2012_val_(\d{8})\.JPEG")
 
 
-def prepare_imagenet_1k(source: Path, preparation: Preparation, *, repair: bool) -> Manifest | int:
+def prepare_imagenet_1k(source: Path, preparation: Preparation, *, repair: bool) -> Manifest:
     """Packs the three archives in the folder `source`; the images' bytes are not changed.
 
     `repair` re-encodes the few odd files, a PNG named .JPEG and CMYK JPEGs, as RGB JPEGs.
-    Returns the number of samples if `preparation` is of a part.
     """
     archives = {
         part: find_archive(source.resolve(), name, _ORIGIN) for part, (name, _) in ARCHIVES.items()
@@ -46,7 +45,7 @@ def prepare_imagenet_1k(source: Path, preparation: Preparation, *, repair: bool)
     val = preparation.index(val_scan, [archives[part] for part in ("val", "devkit", "train")])
     if preparation.checksum:
         _check_counts(train, val)
-    return preparation.pack_or_part(
+    return preparation.pack(
         {"train": shuffled(train, preparation.order), "val": shuffled(val, None)},
         "imagenet",
         recode=Repair() if repair else None,

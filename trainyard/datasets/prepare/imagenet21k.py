@@ -20,11 +20,8 @@ PUBLISHED = {
 _ORIGIN = "https://image-net.org/download-images.php (needs an account)"
 
 
-def prepare_imagenet_21k_p(source: Path, preparation: Preparation) -> Manifest | int:
-    """Packs the processed tar, or the only tar in the folder `source`; no image is changed.
-
-    Returns the number of samples if `preparation` is of a part.
-    """
+def prepare_imagenet_21k_p(source: Path, preparation: Preparation) -> Manifest:
+    """Packs the processed tar, or the only tar in the folder `source`; no image is changed."""
     tar = _only_tar(source.resolve())
     locations = find_splits(str(tar))
     if set(locations) != {"train", "val"}:
@@ -33,7 +30,7 @@ def prepare_imagenet_21k_p(source: Path, preparation: Preparation) -> Manifest |
         )
     with preparation.counter(f"reading the headers of {tar.name}", None) as progress:
         train, val = (open_index(locations[split], progress) for split in ("train", "val"))
-    return preparation.pack_or_part(
+    return preparation.pack(
         {"train": shuffled(train, preparation.order), "val": shuffled(val, None)},
         "imagenet21k",
         about={"source": tar.name, "seed": preparation.order},

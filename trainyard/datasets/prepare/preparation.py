@@ -14,10 +14,9 @@ from trainyard.data.formats.scan import Scan
 from trainyard.data.index.build import Progress, index_scan
 from trainyard.data.index.table import Index, load_index
 from trainyard.data.storage.manifest import FILE_NAME, Manifest
-from trainyard.datasets.pack.journal import check_empty, journals_in
-from trainyard.datasets.pack.pack import PackOptions, Selection, num_samples, pack, pack_part
+from trainyard.datasets.pack.journal import check_empty, is_begun
+from trainyard.datasets.pack.pack import PackOptions, Selection, pack
 from trainyard.datasets.pack.recode import Recode
-from trainyard.datasets.parts import Part
 from trainyard.datasets.prepare.checksums import check_md5
 from trainyard.errors import DataError
 from trainyard.files import why_unwritable
@@ -65,8 +64,6 @@ class Preparation:
     workers: int = 1
     shard_samples: int | None = None
     """Samples per shard; by default a suitable number for the format."""
-    part: Part | None = None
-    """The share of the shards to write; None for all, or to join what parts have written."""
 
     @property
     def order(self) -> int | None:
@@ -77,9 +74,7 @@ class Preparation:
         """DataError before any long work if the destination holds other data."""
         if self.destination.exists() and not self.destination.is_dir():
             raise DataError(f"{self.destination}: is a file; choose a new folder")
-        journals = journals_in(self.destination)
-        ours = (self.destination / FILE_NAME, journals.path(None))
-        is_ours = any(path.exists() for path in ours) or journals.parts()
+        is_ours = (self.destination / FILE_NAME).exists() or is_begun(self.destination)
         if self.destination.exists() and not is_ours:
             check_empty(self.destination)
 
@@ -91,11 +86,8 @@ class Preparation:
         return folder
 
     def check_archives(self, expected: Mapping[Path, str]) -> None:
-        """Checks MD5 sums if `checksum` is set.
-
-        Of several parts, only the first reads the archives for it.
-        """
-        if not self.checksum or (self.part is not None and self.part.number > 1):
+        """Checks MD5 sums if `checksum` is set."""
+        if not self.checksum:
             return
         megabytes = sum(path.stat().st_size for path in expected) // 10**6
         with self.counter("checking the archives' MD5 sums, MB", megabytes) as progress:
@@ -119,33 +111,6 @@ class Preparation:
         recode: Recode | None = None,
     ) -> Manifest:
         """Writes the shards, named after `name`, and removes intermediate results."""
-        into = self._into(splits, name, recode)
-        total = sum(len(selection.ids) for selection in splits.values())
-        with self.counter("packing", total) as progress:
-            manifest = pack(*into, about=about, progress=progress)
-        shutil.rmtree(self.folder)
-        return manifest
-
-    def pack_or_part(
-        self,
-        splits: dict[str, Selection],
-        name: str,
-        *,
-        about: dict[str, Any],
-        recode: Recode | None = None,
-    ) -> Manifest | int:
-        """Like `pack`. Of a part, its number of samples; the join removes intermediate results."""
-        if self.part is None:
-            return self.pack(splits, name, about=about, recode=recode)
-        into = self._into(splits, name, recode)
-        total = num_samples(splits, into[-1], self.part)
-        with self.counter("packing", total) as progress:
-            pack_part(*into, part=self.part, about=about, progress=progress)
-        return total
-
-    def _into(
-        self, splits: dict[str, Selection], name: str, recode: Recode | None
-    ) -> tuple[dict[str, Selection], tuple[str, ...], Path, PackOptions]:
         options = PackOptions(
             format=self.format,
             name=name,
@@ -154,4 +119,11 @@ class Preparation:
             workers=self.workers,
             pixels=self.format == "packed",
         )
-        return splits, splits["train"].index.classes, self.destination, options
+        classes = splits["train"].index.classes
+        total = sum(len(selection.ids) for selection in splits.values())
+        with self.counter("packing", total) as progress:
+            manifest = pack(
+                splits, classes, self.destination, options, about=about, progress=progress
+            )
+        shutil.rmtree(self.folder)
+        return manifest

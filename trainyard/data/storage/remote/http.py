@@ -1,147 +1,75 @@
-"""Files behind HTTP and HTTPS, read by byte ranges over persistent connections.
+"""Files behind HTTP and HTTPS, read by byte ranges."""
 
-Requests wait for a server that is away for a while (`retry.py`), and a broken transfer resumes
-at the byte where it broke. A file that has changed or is gone on the server ends the run.
-"""
+from collections.abc import AsyncIterator
 
-from collections.abc import Iterator
-from contextlib import suppress
+import aiohttp
 
-from urllib3.exceptions import HTTPError
-
-from trainyard.data.storage.remote.connections import SIZE
+from trainyard.data.storage.remote.remote_file import RemoteFile
 from trainyard.data.storage.remote.request import (
     CONTENT_RANGE,
     Resource,
-    Response,
     changed,
-    reason_of,
+    total_size,
     validator,
+    within,
 )
-from trainyard.data.storage.remote.retry import Refused, RetryState, Transient
-from trainyard.data.storage.source import Stamp
+from trainyard.data.storage.remote.retry import Refused, Transient
 from trainyard.errors import DataError
 
-_PIECE = 8 << 20  # bytes read from a connection at once; smaller reads cost a third of the speed
 _MAX_WITHOUT_RANGES = 16 << 20  # bytes; a larger file is not fetched whole for each part
-# Headers of a tar are many small reads close together, so small reads read ahead.
-_SMALL = 4096  # bytes
-_MIN_WINDOW, _MAX_WINDOW = 8 << 10, 256 << 10  # bytes; grows while reads are consecutive
 
 
-class HttpFile:
-    """A file on a web server. OSError if it does not exist; safe to read from many threads."""
+class HttpFile(RemoteFile):
+    """A file on a web server."""
 
     def __init__(self, url: str) -> None:
         self._resource = Resource(url)
-        self.name = self._resource.name
-        self._window = (0, b"")  # start, and the bytes read ahead
-        self.size, self._validator, self._has_ranges = self._look()
-        self.stamp: Stamp = [self._validator, self.size]
+        self.name, self.server = self._resource.name, self._resource.server
+        self._has_ranges = True
+        self._whole: bytes | None = None  # of a server without ranges
 
-    def read(self, offset: int, size: int) -> bytes:
-        if offset < 0 or size < 0 or offset + size > self.size:
-            raise OSError(f"{self.name} is truncated or has changed since it was indexed")
-        if size <= _SMALL or not self._has_ranges:
-            return self._read_ahead(offset, size)
-        return self._fetch(offset, size)
-
-    def close(self) -> None:
-        """Does nothing: connections belong to the process."""
-
-    def _read_ahead(self, offset: int, size: int) -> bytes:
-        start, content = self._window  # read once, since other threads replace it
-        if not start <= offset <= offset + size <= start + len(content):
-            is_next = 0 <= offset - start - len(content) <= len(content)
-            length = (
-                min(max(2 * len(content), _MIN_WINDOW), _MAX_WINDOW) if is_next else _MIN_WINDOW
-            )
-            start, length = (offset, length) if self._has_ranges else (0, self.size)
-            content = self._fetch(start, min(length, self.size - start))
-            self._window = start, content
-        return content[offset - start : offset - start + size]
-
-    def _look(self) -> tuple[int, str, bool]:
-        """The size, the server's tag for this version of the file, and True if ranges work.
-
-        The request is for one byte, not a HEAD request, which signed URLs refuse.
-        """
-        patience = RetryState(self.name, self._resource.server)
-        while True:
-            try:
-                response = self._resource.get_range(0, 0)
-            except Transient as failure:
-                patience.wait(failure)
-                continue
-            with response:
-                size = response.headers.get("Content-Length")
-                has_ranges = response.status != 200
-                if has_ranges:
-                    found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-                    size = found[3] if found else None
-                    _finish(response, 2)
-            if not (size and SIZE.fullmatch(size)):
+    async def look(self) -> None:
+        """The request is for one byte, not a HEAD request, which signed URLs refuse."""
+        async with self._resource.get("bytes=0-0") as response:
+            self._has_ranges = response.status != 200
+            size = total_size(response)
+            if size is None:
                 raise Refused(f"{self.name}: the server does not send its size")
-            return int(size), validator(response), has_ranges
+            self.size, self.stamp = size, [validator(response), size]
+            if self._has_ranges:
+                await response.content.read(2)  # to its end, so that the connection is reused
 
-    def _fetch(self, offset: int, size: int) -> bytes:
-        """Bytes from the server; resumes broken transfers within the time allowed."""
-        patience = RetryState(self.name, self._resource.server)
-        parts: list[bytes] = []
-        while size:
-            try:
-                for part in self._stream(offset, size):
-                    parts.append(part)
-                    offset, size = offset + len(part), size - len(part)
-                    patience.reset()
-            except (FileNotFoundError, PermissionError) as error:
-                raise DataError(f"{error}; it was readable before") from None
-            except Transient as failure:
-                patience.wait(failure)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+    async def fetch(self, offset: int, size: int) -> bytes:
+        if self._has_ranges or (offset, size) == (0, self.size):
+            return await super().fetch(offset, size)
+        if self._whole is None:
+            self._whole = await super().fetch(0, self.size)
+        return self._whole[offset : offset + size]
 
-    def _stream(self, offset: int, size: int) -> Iterator[bytes]:
-        with self._resource.get_range(offset, offset + size - 1) as response:
+    async def stream(self, offset: int, size: int) -> AsyncIterator[bytes]:
+        async with self._resource.get(f"bytes={offset}-{offset + size - 1}") as response:
             self._check(response, offset, size)
             skip = offset if response.status == 200 else 0
-            while skip or size:
-                try:
-                    # No exception at an early end, to keep the bytes received so far.
-                    part = response.read(min(skip or size, _PIECE))
-                except (HTTPError, OSError) as error:
-                    raise Transient(reason_of(error)) from None
-                if not part:
-                    raise Transient("the transfer was interrupted")
-                if skip:
-                    skip -= len(part)
-                else:
+            async with within(skip + size):
+                while size and (part := await response.content.readany()):
+                    skipped = min(skip, len(part))
+                    skip -= skipped
+                    part = part[skipped : skipped + size]
                     size -= len(part)
                     yield part
-            if response.status == 206:
-                _finish(response, 1)
+        if size:
+            raise Transient("the transfer was interrupted")
 
-    def _check(self, response: Response, offset: int, size: int) -> None:
+    def _check(self, response: aiohttp.ClientResponse, offset: int, size: int) -> None:
         """DataError unless an answer holds these bytes of the file that was opened."""
-        if response.status == 200:
-            if self.size > _MAX_WITHOUT_RANGES:
-                raise DataError(
-                    f"{self.name}: its server cannot send parts of a file (it ignores Range); use "
-                    "one that can, such as nginx: trainyard data serve"
-                )
-            total = response.headers.get("Content-Length", "")
-        else:
-            found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-            if found is None or (found[1], found[2]) != (str(offset), str(offset + size - 1)):
-                raise DataError(f"{self.name}: the server sent another part than the one requested")
-            total = found[3]
-        if [validator(response), int(total or -1)] != self.stamp:
+        found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        span = (str(offset), str(offset + size - 1))
+        if response.status == 200 and self.size > _MAX_WITHOUT_RANGES:
+            raise DataError(
+                f"{self.name}: its server cannot send parts of a file (it ignores Range); use "
+                "one that can, such as nginx: trainyard data serve"
+            )
+        if response.status == 206 and (found is None or (found[1], found[2]) != span):
+            raise DataError(f"{self.name}: the server sent another part than the one requested")
+        if [validator(response), total_size(response)] != self.stamp:
             raise DataError(changed(self.name))
-
-
-def _finish(response: Response, size: int) -> None:
-    """Reads the end of an answer, less than `size` bytes away, so that its connection is reused.
-
-    The connection of a longer answer is dropped when the answer is closed.
-    """
-    with suppress(HTTPError, OSError):
-        response.read(size)

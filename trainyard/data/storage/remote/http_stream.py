@@ -1,17 +1,21 @@
 """Files behind HTTP and HTTPS, read front to back, for servers without range requests."""
 
+import asyncio
 import io
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
-import urllib3
-from urllib3.exceptions import HTTPError
+import aiohttp
+from fsspec.asyn import get_loop
 
+from trainyard.data.storage.remote.client import run
 from trainyard.data.storage.remote.request import (
     CONTENT_RANGE,
     Resource,
     changed,
-    reason_of,
+    total_size,
     validator,
+    within,
 )
 from trainyard.data.storage.remote.retry import RetryState, Transient
 from trainyard.errors import DataError
@@ -30,8 +34,9 @@ class HttpStream(io.RawIOBase):
         self._resource = Resource(url)
         self.name = self._resource.name
         self._patience = RetryState(self.name, self._resource.server)
-        self._response: urllib3.BaseHTTPResponse | None = None
-        self._position = 0  # bytes read so far
+        self._transfer: AsyncGenerator[bytes, None] | None = None
+        self._rest = b""  # received, and not yet read
+        self._position = 0  # bytes received so far
         self._tag: str | None = None  # the server's tag in the first answer
         self._size: int | None = None  # known once an answer states it
 
@@ -40,60 +45,58 @@ class HttpStream(io.RawIOBase):
 
     def readinto(self, buffer: "WriteableBuffer") -> int:
         view = memoryview(buffer)
+        content = self._rest or run(self._receive())
+        count = min(len(view), len(content))
+        view[:count], self._rest = content[:count], content[count:]
+        return count
+
+    def close(self) -> None:
+        if self._transfer is not None:  # without waiting, as the collector may call this anywhere
+            asyncio.run_coroutine_threadsafe(self._transfer.aclose(), get_loop())
+            self._transfer = None
+        super().close()
+
+    async def _receive(self) -> bytes:
+        """The next bytes; none at the end."""
         while True:
+            self._transfer = self._transfer or self._begin()
             try:
-                content = self._read(len(view))
+                part = await anext(self._transfer, b"")
             except Transient as failure:
-                self._drop()
-                self._patience.wait(failure)
+                self._transfer = None
+                await asyncio.sleep(self._patience.pause_after(failure))
             except (FileNotFoundError, PermissionError) as error:
                 raise DataError(str(error)) from None
             else:
-                view[: len(content)] = content
-                self._position += len(content)
-                return len(content)
+                self._position += len(part)
+                self._patience.reset()
+                return part
 
-    def close(self) -> None:
-        self._drop()
-        super().close()
-
-    def _read(self, size: int) -> bytes:
-        response = self._response or self._open()
-        content = _take(response, size)
-        if not content and self._size is not None and self._position < self._size:
-            raise Transient("the transfer was interrupted")
-        if content:
-            self._patience.reset()
-        return content
-
-    def _open(self) -> urllib3.BaseHTTPResponse:
-        """Starts a transfer of the next bytes; skips to them if the server sends the whole file."""
+    async def _begin(self) -> AsyncGenerator[bytes, None]:
+        """The bytes from the position on, of one transfer."""
         span = f"bytes={self._position}-" if self._position else None
-        self._response = response = self._resource.get(span)
+        async with self._resource.get(span) as response:
+            self._check(response)
+            skip = self._position if response.status == 200 else 0
+            while part := await _some(response):
+                skipped = min(skip, len(part))
+                skip -= skipped
+                if skipped < len(part):
+                    yield part[skipped:]
+        if self._size is not None and self._position < self._size:
+            raise Transient("the transfer was interrupted")
+
+    def _check(self, response: aiohttp.ClientResponse) -> None:
+        """DataError unless an answer goes on with the same file."""
         found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-        told = found[3] if found else response.headers.get("Content-Length")
-        tag, size = validator(response), None if told is None else int(told)
+        tag, size = validator(response), total_size(response)
         self._tag = tag if self._tag is None else self._tag
         self._size = size if self._size is None else self._size
         is_next = response.status == 200 or (found and found[1] == str(self._position))
         if tag != self._tag or size not in (None, self._size) or not is_next:
             raise DataError(changed(self.name))
-        skip = self._position if response.status == 200 else 0
-        while skip:
-            part = _take(response, min(skip, io.DEFAULT_BUFFER_SIZE))
-            if not part:
-                raise Transient("the transfer was interrupted")
-            skip -= len(part)
-        return response
-
-    def _drop(self) -> None:
-        if self._response is not None:
-            self._response.close()
-            self._response = None
 
 
-def _take(response: urllib3.BaseHTTPResponse, size: int) -> bytes:
-    try:
-        return response.read(size)
-    except HTTPError as error:
-        raise Transient(reason_of(error)) from None
+async def _some(response: aiohttp.ClientResponse) -> bytes:
+    async with within(0):
+        return await response.content.readany()

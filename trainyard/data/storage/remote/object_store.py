@@ -1,20 +1,19 @@
-"""Objects of S3 and Google Cloud Storage, read by byte ranges through fsspec.
+"""Objects of S3 and Google Cloud Storage, read by byte ranges through s3fs and gcsfs.
 
 Endpoints and credentials come from the libraries' own configuration, such as AWS_ENDPOINT_URL,
 AWS_PROFILE or GOOGLE_APPLICATION_CREDENTIALS.
 """
 
+import asyncio
 import errno
 import importlib
-import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from functools import cache
-from threading import Lock
-from typing import Any, TypeVar
+from typing import Any
 
-from trainyard.data.storage.remote.prefetch import Limits
-from trainyard.data.storage.remote.retry import RetryState, Transient
-from trainyard.data.storage.source import Stamp
+from trainyard.data.storage.remote.client import IN_FLIGHT
+from trainyard.data.storage.remote.remote_file import RemoteFile
+from trainyard.data.storage.remote.retry import Transient
 from trainyard.errors import DataError
 from trainyard.installation import install_hint
 
@@ -22,74 +21,68 @@ _PACKAGES = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs")}  # with the extra tha
 _LIBRARIES = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google", "fsspec", "s3fs")
 _NO_CREDENTIALS = ("NoCredentialsError", "DefaultCredentialsError", "ProfileNotFound")
 _PERMANENT = (errno.EINVAL, errno.EPERM, errno.ENOSYS)  # s3fs's errors for refused requests
-_lock = Lock()
-
-Result = TypeVar("Result")
 
 
-class ObjectFile:
-    """An object in a store. OSError if it does not exist; safe to read from many threads."""
+class ObjectFile(RemoteFile):
+    """An object in a store."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._scheme, _, self._path = name.partition("://")
-        with _lock:
-            self._system = _file_system(os.getpid(), self._scheme)
-        file = self._patiently(lambda: self._system.open(self._path, "rb", cache_type="none"))
-        self.size = int(file.details["size"])
-        tag = file.details.get("ETag") or file.details.get("etag") or ""
-        self.stamp: Stamp = [str(tag), self.size]
-        # Both functions fail once another object has replaced this one.
-        if self._scheme == "s3":
-            self._fetch: Callable[[int, int], bytes] = file._fetch_range
-        else:
-            self._fetch = self._generation(file.details["generation"])
+        self.server = self._scheme + self._path.partition("/")[0]
+        self._details: dict[str, Any] = {}
 
-    def read(self, offset: int, size: int) -> bytes:
-        if offset < 0 or size < 0 or offset + size > self.size:
-            raise OSError(f"{self.name} is truncated or has changed since it was indexed")
-        if not size:
-            return b""
+    async def look(self) -> None:
         try:
-            return self._patiently(lambda: self._whole(offset, size))
-        except (FileNotFoundError, PermissionError) as error:
-            raise DataError(f"{self.name}: {error}; it was readable before") from None
+            self._details = await self._system()._info(self._path, refresh=True)
+        except Exception as error:
+            raise _failure(self.name, error) from None
+        tag = self._details.get("ETag") or self._details.get("etag") or ""
+        self.size = int(self._details["size"])
+        self.stamp = [str(tag), self.size]
 
-    def close(self) -> None:
-        """Does nothing: connections belong to the process."""
-
-    def _generation(self, number: str) -> Callable[[int, int], bytes]:
-        def fetch(start: int, end: int) -> bytes:
-            content: bytes = self._system.cat_file(self._path, start, end, generation=number)
-            return content
-
-        return fetch
-
-    def _whole(self, offset: int, size: int) -> bytes:
-        content = self._fetch(offset, offset + size)
+    async def stream(self, offset: int, size: int) -> AsyncIterator[bytes]:
+        receive = self._from_s3 if self._scheme == "s3" else self._from_google
+        try:
+            content = await receive(offset, offset + size)
+        except Exception as error:
+            raise _failure(self.name, error) from None
         if len(content) != size:
             raise Transient("the transfer was interrupted")
+        yield content
+
+    async def _from_s3(self, start: int, stop: int) -> bytes:
+        """The part of the object that was opened: another one fails the condition."""
+        system = self._system()
+        bucket, key, version = system.split_path(self._path)
+        about = {"VersionId": version} if version else {"IfMatch": self._details["ETag"]}
+        span = f"bytes={start}-{stop - 1}"
+        answer = await system._call_s3("get_object", Bucket=bucket, Key=key, Range=span, **about)
+        if answer["ContentRange"].partition("/")[0] != span.replace("=", " "):
+            raise DataError(f"{self.name}: the store sent another part than the one requested")
+        async with answer["Body"] as body:
+            content: bytes = await body.read()
         return content
 
-    def _patiently(self, attempt: Callable[[], Result]) -> Result:
-        patience = RetryState(self.name, self._scheme + self._path.partition("/")[0])
-        while True:
-            try:
-                return attempt()
-            except Exception as error:
-                failure = _failure(self.name, error)
-                if not isinstance(failure, Transient):
-                    raise failure from None
-            patience.wait(failure)
+    async def _from_google(self, start: int, stop: int) -> bytes:
+        content: bytes = await self._system()._cat_file(
+            self._path, start, stop, generation=self._details["generation"]
+        )
+        return content
+
+    def _system(self) -> Any:
+        return _file_system(asyncio.get_running_loop(), self._scheme)
 
 
 def _failure(name: str, error: Exception) -> Exception:
     """Sorts an error of the stores' libraries: retry, no such file, or permanent."""
     text = " ".join(str(error).split()) or type(error).__name__
     kind = type(error).__name__
-    if isinstance(error, (Transient, FileNotFoundError, PermissionError)):
+    if isinstance(error, DataError):
         return error
-    if kind == "FileExpired" or "PreconditionFailed" in text or "pre-conditions" in text:
+    if isinstance(error, (FileNotFoundError, PermissionError)):
+        return type(error)(f"{name}: {text}")
+    if "PreconditionFailed" in text or "pre-conditions" in text:
         return DataError(
             f"{name} has changed in its store while it was in use: start again, and it is indexed "
             "anew"
@@ -102,8 +95,8 @@ def _failure(name: str, error: Exception) -> Exception:
 
 
 @cache
-def _file_system(pid: int, scheme: str) -> Any:
-    """This process's connections to a store, which a forked process must not share."""
+def _file_system(loop: asyncio.AbstractEventLoop, scheme: str) -> Any:
+    """The connections of a loop to a store: a forked process has a loop of its own."""
     package, extra = _PACKAGES[scheme]
     try:
         module = importlib.import_module(package)
@@ -111,6 +104,5 @@ def _file_system(pid: int, scheme: str) -> Any:
         raise DataError(f"{scheme}:// needs {package}: {install_hint(extra)}") from None
     common = {"skip_instance_cache": True, "use_listings_cache": False}
     if scheme == "s3":  # its library's default is 10 connections
-        connections = {"max_pool_connections": Limits().in_flight}
-        return module.S3FileSystem(**common, config_kwargs=connections)
+        return module.S3FileSystem(**common, config_kwargs={"max_pool_connections": IN_FLIGHT})
     return module.GCSFileSystem(**common)

@@ -34,7 +34,7 @@ class GaveUp(DataError):
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Limits the retries of this thread inside the block."""
+    """Limits the retries of requests that are made inside the block."""
     token = _most_s.set(seconds)
     try:
         yield
@@ -56,7 +56,7 @@ class Transient(Exception):
 
 
 class RetryState:
-    """The retry state of one request, for one thread."""
+    """The retry state of one request."""
 
     def __init__(self, name: str, server: str) -> None:
         self._name, self._server = name, server
@@ -68,8 +68,8 @@ class RetryState:
         self._pause_s = _FIRST_PAUSE_S
         self._has_spoken = False
 
-    def wait(self, failure: Transient) -> None:
-        """Sleeps until the next try. GaveUp once the time is up."""
+    def pause_after(self, failure: Transient) -> float:
+        """Seconds until the next try. GaveUp once the time is up."""
         now = time.monotonic()
         self._since = now if self._since is None else self._since
         limit_s = _limit_s()
@@ -81,7 +81,7 @@ class RetryState:
             self._say(f"{failure}; trying for {_duration(limit_s)}", now)
         pause_s = max(self._pause_s * random.uniform(0.5, 1), failure.pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        time.sleep(min(pause_s, left_s))
+        return min(pause_s, left_s)
 
     def _say(self, text: str, now: float) -> None:
         self._has_spoken = True
