@@ -1,7 +1,7 @@
 """Steps of data-parallel training on four hosts of an emulated network, by how replicas agree.
 
 python -m benchmarks.averaging [--models resnet50 vit_base_patch16_224] [--networks 0:0 100:5 ...]
-    [--seconds 8] [--rounds 2] [--straggler 1] [--hardware NAME]
+    [--seconds 8] [--rounds 2] [--straggler 1] [--contenders NAME ...] [--hardware NAME]
 python -m benchmarks.averaging --quick
 
 A network is MBIT:MS: what each host sends, in Mbit/s (0: no limit), and how late it arrives, one
@@ -9,6 +9,7 @@ way; see network.py, and be root. Contenders:
 
 - DDP alone: torch's DistributedDataParallel in a bare loop
 - our all-reduce: Trainyard's step with `average.name = "allreduce"`
+- our virtual ranks: with `batch.virtual_ranks`, as many as hosts, for the same bits on fewer
 - decent-dp: the package of that name, one-peer exponential topology, in a bare loop
 - our gossip: Trainyard's step, the same topology
 - on slow networks also: DDP alone with torch's bf16 hook, our gossip with bf16 messages, and our
@@ -189,10 +190,11 @@ class Pass(NamedTuple):
 def passes(model: str, options: argparse.Namespace) -> list[Pass]:
     num_bytes = sum(4 * p.numel() for p in real_model(model).parameters())
     is_slow = {text: ideal_seconds(text, num_bytes) > SLOW_S for text in options.networks}
+    names = [name for name in CONTENDERS if name in options.contenders]
     fast, slow = ([text for text in is_slow if is_slow[text] is wanted] for wanted in (False, True))
     both = [
-        Pass(fast, options.rounds, [name for name in CONTENDERS if name not in SLOW_ONLY]),
-        Pass(slow, max(1, options.rounds // 2), list(CONTENDERS)),
+        Pass(fast, options.rounds, [name for name in names if name not in SLOW_ONLY]),
+        Pass(slow, max(1, options.rounds // 2), names),
     ]
     return [each for each in both if each.networks]
 
@@ -276,13 +278,15 @@ def table(found: Found) -> str:
 
 def comparison(found: Found) -> str:
     """Ratios of medians."""
-    pairs = (
+    pairs = [
         ("our all-reduce", "DDP alone"),
+        ("our virtual ranks", "our all-reduce"),
         ("our gossip", "decent-dp"),
         ("our all-reduce", "our gossip"),
-    )
+    ]
+    pairs = [pair for pair in pairs if all(one in found[next(iter(found))] for one in pair)]
     titles = " | ".join(f"{one} / {other}" for one, other in pairs)
-    lines = [f"| network | {titles} |", "|---|---|---|---|"]
+    lines = [f"| network | {titles} |", f"|---{'|---' * len(pairs)}|"]
     for text in found:
         ratios = [middle(found, text, one) / middle(found, text, other) for one, other in pairs]
         lines.append(f"| {spelled(text)} | {' | '.join(f'{ratio:.3f}' for ratio in ratios)} |")
@@ -302,6 +306,7 @@ def main() -> None:
     parser.add_argument(
         "--straggler", type=float, default=1.0, help="the last host computes so many times as long"
     )
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=[*CONTENDERS])
     parser.add_argument("--quick", action="store_true", help="a ResNet-18's, two networks, once")
     parser.add_argument("--hardware", help="save results/DATE-HARDWARE-averaging*.json and .md")
     parser.add_argument("--rank", choices=CONTENDERS, help=argparse.SUPPRESS)

@@ -123,16 +123,22 @@ class Batch(NamedTuple):
 
 
 def trainyard(model: nn.Module, **average: Any) -> Step:
+    """With no averager: as many virtual ranks as hosts."""
+    from trainyard.averaging.base import Averager
     from trainyard.averaging.config import AverageConfig
+    from trainyard.averaging.virtual_ranks import VirtualRanks
     from trainyard.run.build import AVERAGERS
     from trainyard.training.buffers import Buffers
     from trainyard.training.step import Passes, TrainStep
     from trainyard.training.update import LossScale, Update, no_clip
+    from trainyard.training.virtual_ranks import VirtualRanksStep
     from trainyard.world import World
 
     rank = dist.get_rank()
     world = World(rank=rank, size=HOSTS, node=rank, num_nodes=HOSTS)
-    averager = AVERAGERS[average["name"]](AverageConfig(**average), world)
+    averager: Averager = VirtualRanks(HOSTS, world)
+    if average:
+        averager = AVERAGERS[average["name"]](AverageConfig(**average), world)
     wrapped = averager.wrap(model)
     update = Update(
         model,
@@ -149,13 +155,17 @@ def trainyard(model: nn.Module, **average: Any) -> Step:
         seed=0,
         world=world,
     )
-    take = TrainStep(
-        passes=passes,
-        buffers=Buffers(model),
-        set_rates=lambda rates: None,
-        update=update,
-        update_ema=lambda step: None,
-    )
+    parts: Any = {
+        "passes": passes,
+        "buffers": Buffers(model),
+        "set_rates": lambda rates: None,
+        "update": update,
+        "update_ema": lambda step: None,
+    }
+    if isinstance(averager, VirtualRanks):
+        take: TrainStep = VirtualRanksStep(**parts, averager=averager)
+    else:
+        take = TrainStep(**parts)
     batch, numbers = Batch(), count()
 
     def step() -> None:
@@ -168,12 +178,13 @@ GOSSIP: dict[str, Any] = {"name": "gossip", "topology": "one-peer-exponential"}
 CONTENDERS: dict[str, Callable[[nn.Module], Step]] = {
     "DDP alone": ddp_alone,
     "our all-reduce": partial(trainyard, name="allreduce"),
+    "our virtual ranks": trainyard,
     "decent-dp": decent_dp,
     "our gossip": partial(trainyard, **GOSSIP),
     "DDP alone, bf16": partial(ddp_alone, halves=True),
     "our gossip, bf16": partial(trainyard, **GOSSIP, compress="bf16"),
     "our periodic": partial(trainyard, name="periodic", every=EVERY),
 }
-ALL_REDUCE = ("DDP alone", "our all-reduce", "DDP alone, bf16")
+ALL_REDUCE = ("DDP alone", "our all-reduce", "our virtual ranks", "DDP alone, bf16")
 PERIODIC = ("our periodic",)
 SLOW_ONLY = ("DDP alone, bf16", "our gossip, bf16", *PERIODIC)

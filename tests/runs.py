@@ -20,6 +20,7 @@ from tests.spawn import _CONTEXT, end_by, train_joined
 from trainyard.config import RunConfig, load_recipe
 from trainyard.training.saver import point
 from trainyard.training.step import Batch, StepStats, TrainStep
+from trainyard.training.virtual_ranks import VirtualRanksStep
 from trainyard.world import World
 
 NUM_STEPS = 24  # of 64 samples: an epoch of 1,433 ends in step 23
@@ -63,7 +64,12 @@ def words(digits: Path | None, folder: Path, *changes: dict[str, str]) -> list[s
 
 def on_each_step(before: Hook | None = None, after: Hook | None = None) -> None:
     """Has this process call functions before and after each of its steps from now on."""
-    take = TrainStep.__call__
+    for kind in (TrainStep, VirtualRanksStep):
+        _hook(kind, before, after)
+
+
+def _hook(kind: type[TrainStep], before: Hook | None, after: Hook | None) -> None:
+    take = kind.__call__
 
     def hooked(self: TrainStep, batch: Batch, step: int, rates: Any) -> StepStats:
         if before:
@@ -73,7 +79,7 @@ def on_each_step(before: Hook | None = None, after: Hook | None = None) -> None:
             after(self, batch, step)
         return stats
 
-    TrainStep.__call__ = hooked  # type: ignore[method-assign]
+    kind.__call__ = hooked  # type: ignore[method-assign]
 
 
 def command(arguments: list[str], stop_at: int | None = None, number: int = 0) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -39,6 +39,16 @@ class BatchConfig(Section):
     found by trial before the first step, and before the first of each batch or image size."""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """Precision of the forward and backward pass; weights and updates stay fp32."""
+    virtual_ranks: int | None = Field(None, ge=1)
+    """Train as on this many ranks, a power of two, on whatever number of ranks divides it: the
+    weights are the same bits. Each rank works for its virtual ranks one after the other."""
+
+    @field_validator("virtual_ranks")
+    @classmethod
+    def _is_a_tree(cls, virtual_ranks: int | None) -> int | None:
+        if virtual_ranks is not None and virtual_ranks & (virtual_ranks - 1):
+            raise ValueError("must be a power of two: gradients are added in a binary tree")
+        return virtual_ranks
 
 
 class LengthConfig(Section):
@@ -199,6 +209,7 @@ def check(tree: dict[str, Any]) -> RunConfig:
     _check_schedule_free(config)
     _check_average(config)
     _check_sharded(config)
+    _check_virtual_ranks(config)
     return config
 
 
@@ -240,6 +251,24 @@ def _check_order(config: RunConfig) -> None:
     for reason, is_so in reasons.items():
         if is_so:
             raise RecipeError(f"{reason} cannot go with data.order = 'join': change one of them")
+
+
+def _check_virtual_ranks(config: RunConfig) -> None:
+    """RecipeError if keys contradict batch.virtual_ranks."""
+    if config.batch.virtual_ranks is None:
+        return
+    average, mode = config.average, config.model.compile
+    reasons = {
+        f"average.name = {average.name!r}": average.name != "allreduce",
+        f"average.compress = {average.compress!r}": average.compress is not None,
+        "average.batch_norm = 'sync'": average.batch_norm == "sync",
+        "data.order = 'join'": config.data.order == "join",
+        f"run.bn_samples = {config.run.bn_samples}": config.run.bn_samples > 0,
+        f"model.compile = {mode!r}": mode in ("reduce-overhead", "max-autotune"),
+    }
+    for reason, is_so in reasons.items():
+        if is_so:
+            raise RecipeError(f"{reason} cannot go with batch.virtual_ranks: change one of them")
 
 
 def _check_balance(config: RunConfig) -> None:

@@ -108,14 +108,14 @@ def pick_device(world: World) -> "torch.device":
     OMP_NUM_THREADS takes precedence, if the user has set it.
     """
     device = own_device(world)
-    if not _are_threads_set():
+    if not are_threads_set():
         import torch
 
         torch.set_num_threads(cores_per_rank(world))
     return device
 
 
-def _are_threads_set() -> bool:
+def are_threads_set() -> bool:
     """True if the user has set OMP_NUM_THREADS, which torchrun sets to 1 unless they have."""
     number = os.environ.get("OMP_NUM_THREADS", "")
     is_by_torchrun = number == "1" and "TORCHELASTIC_RUN_ID" in os.environ

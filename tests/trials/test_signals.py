@@ -125,10 +125,12 @@ def check_word(trial: Trial, outcome: Outcome, folder: Path, last: str) -> str:
         assert last in saved, f"0, and not at its end; see {folder}"
         return "finished"
     assert outcome.code in CODES[trial.number], f"{outcome.code}; see {folder}"
-    if trial.number != signal.SIGINT:  # whose code in a shell is 130 too
+    if trial.number != signal.SIGINT and trial.ranks == 1:  # whose code in a shell is 130 too
         assert saved or outcome.code not in (130, 75), f"{outcome.code}, and nothing is saved"
     stops = re.findall(r"stopped at step ([\d,]+)", outcome.said)
     promised = {f"step-{int(step.replace(',', '')):08d}" for step in stops}
+    if outcome.code in (130, 75) and not saved:  # of a launcher: nothing had been trained
+        assert not (folder / "run" / "metrics.jsonl").exists(), f"{outcome.code}, nothing saved"
     promised |= set(re.findall(r"the same command resumes from (step-\d+)", outcome.said))
     assert promised <= set(saved), f"{promised - set(saved)} is said to be saved; see {folder}"
     if promised:

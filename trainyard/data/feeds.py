@@ -22,7 +22,13 @@ from trainyard.data.index.table import Index
 from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.order import Order, training_plan
-from trainyard.data.sampler.plan import EndlessPlan, OnePassPlan, PlanSlice
+from trainyard.data.sampler.plan import (
+    EndlessPlan,
+    OnePassPlan,
+    Plan,
+    PlanSlice,
+    VirtualRanksPlan,
+)
 from trainyard.data.stream.loader import StreamLoader
 from trainyard.data.stream.shards import Stream
 from trainyard.data.stream.walk import StreamSpec
@@ -41,6 +47,8 @@ class Feeds:
     channels_last: bool
     world: World
     device: torch.device
+    virtual_ranks: int | None = None
+    """As in the recipe: a batch has the samples of each virtual rank of this rank, in turn."""
     dtype: torch.dtype = torch.float32
     """Dtype of images that are not mixed or erased: the one autocast rounds them to in a model's
     first convolution. A model that resizes its own input (CrossViT) does so in this precision."""
@@ -70,7 +78,7 @@ class Feeds:
         def open_phase(phase: Phase, step: int, skipped: int) -> Feed:
             first = course.samples(step) + skipped
             spec = LoaderSpec(
-                plan=PlanSlice(plan, first, phase.batch),
+                plan=self._dealt(PlanSlice(plan, first, phase.batch)),
                 crop=self._crop(),
                 image_size=phase.image_size,
                 start=0,
@@ -158,13 +166,16 @@ class Feeds:
         plan = OnePassPlan(len(index), self.global_batch)
         size = self.data.eval_size or self.data.image_size
         return LoaderSpec(
-            plan=plan,
+            plan=self._dealt(plan),
             crop=CentralCrop(size, self.data.crop_pct),
             image_size=size,
             start=0,
             stop=plan.num_steps,
             **self._indexed(),
         )
+
+    def _dealt(self, plan: Plan) -> Plan:
+        return VirtualRanksPlan(plan, self.virtual_ranks) if self.virtual_ranks else plan
 
     def _crop(self) -> RandomResizedCrop:
         augment = self.augment
@@ -178,9 +189,11 @@ class Feeds:
     ) -> dict[str, Any]:
         """The arguments of a training feed, whose first batch begins at a sample of the stream."""
         pixels = pixel_transforms(self.augment, seed=self.seed, mean=self.data.mean)
-        batches = batch_transforms(
-            self.augment, seed=self.seed, rank=self.world.rank, multi_hot=multi_hot
-        )
+        world = self.world
+        batches = [
+            batch_transforms(self.augment, seed=self.seed, rank=rank, multi_hot=multi_hot)
+            for rank in range(world.rank, self.virtual_ranks or world.rank + 1, world.size)
+        ]
         transforms = {"pixel_transforms": pixels, "batch_transforms": batches}
         return {**transforms, "position": first, "global_batch": batch}
 
@@ -219,6 +232,6 @@ class Feeds:
             std=self.data.std,
             channels_last=self.channels_last,
             # Mixing, erasing and the user's own transform run in float32.
-            dtype=torch.float32 if augmented.get("batch_transforms") else self.dtype,
+            dtype=torch.float32 if any(augmented.get("batch_transforms", ())) else self.dtype,
         )
         return Feed(batches, normalise, transfer, **augmented)

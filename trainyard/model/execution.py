@@ -48,11 +48,12 @@ def recompute_activations(model: nn.Module, name: str) -> None:
         ) from None
 
 
-def compile_in_place(model: nn.Module, mode: str) -> None:
+def compile_in_place(model: nn.Module, mode: str, *, in_pieces: bool = True) -> None:
     """Compile a model with torch.compile's `mode`; "off" does nothing.
 
     In place, so that names of weights stay. A model in DDP must be compiled after it is wrapped:
-    it then compiles in pieces, so that averaging begins before the backward pass ends.
+    it then compiles in pieces, so that averaging begins before the backward pass ends. Pieces
+    round otherwise than the whole; without `in_pieces` there are none.
 
     Each shape has code of its own: that for any shape is slower, and a run has few shapes, those of
     its phases, of its last micro-batches and of its evaluations.
@@ -61,6 +62,7 @@ def compile_in_place(model: nn.Module, mode: str) -> None:
         import torch._dynamo  # takes a second
 
         dynamo: Any = torch._dynamo.config
+        dynamo.optimize_ddp = in_pieces
         dynamo.recompile_limit = max(dynamo.recompile_limit, _MOST_SHAPES)
         model.compile(mode=mode, dynamic=False)
 

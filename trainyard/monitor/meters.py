@@ -14,6 +14,7 @@ from trainyard.world import World, total
 class Stats(Protocol):
     """Sums of one step, on the device."""
 
+    # [K], one of each virtual rank that this rank works for, or []
     @property
     def loss_sum(self) -> Tensor: ...
     @property
@@ -37,11 +38,14 @@ class Meter:
         ideal_s: Callable[[], float | None] = lambda: None,
         *,
         has_top1: bool = True,
+        add_up: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """`ideal_s`: seconds per image of a device at its peak; None if not known.
 
-        `has_top1`: False if the steps do not count correct samples.
+        `has_top1`: False if the steps do not count correct samples. `add_up`: makes sums [N, K] of
+        this rank those of all, [N]; the sum over ranks if not given.
         """
+        self._add_up = add_up or (lambda sums_NK: total(world, sums_NK.sum(1)))
         self._has_top1 = has_top1
         self._world, self._device, self._clock = world, device, clock
         self._ideal_s, self._gauge = ideal_s, Gauge(device)
@@ -52,8 +56,10 @@ class Meter:
         """`capacity`: images/s that the loader could make, by the batch; 0 if unknown."""
         # A step without an update counts as skipped and not in the means: its loss may be NaN.
         good = 1 - stats.skipped
-        means = torch.stack([stats.loss_sum, stats.correct, stats.count]).mul(good).nan_to_num()
-        self._sums += torch.cat([means, stats.count.view(1), stats.skipped.view(1)])
+        counted = torch.stack([stats.loss_sum, stats.correct, stats.count]).view(3, -1)
+        means = counted.mul(good).nan_to_num()
+        skipped = stats.skipped.expand(1, counted.shape[1])
+        self._sums: Tensor = self._sums + torch.cat([means, counted[2:], skipped])
         self._grad_norm = torch.where(good > 0, stats.grad_norm, self._grad_norm)
         if capacity > 0:
             self._batches += 1
@@ -68,7 +74,8 @@ class Meter:
         appendix B). The loaders of all ranks are taken to be as fast as this rank's. Memory, use
         and power are this rank's.
         """
-        loss, correct, count, images, skipped = total(self._world, self._sums).tolist()
+        sums = self._add_up(self._sums)
+        loss, correct, count, images, skipped = sums.tolist()
         training = self._clock.training - self._training_before
         waiting = self._clock.seconds("data") - self._waiting_before
         ideal_s = self._ideal_s()
@@ -76,7 +83,7 @@ class Meter:
             "loss": loss / max(count, 1),
             **({"top1": correct / max(count, 1)} if self._has_top1 else {}),
             "grad_norm": float(self._grad_norm),
-            "skipped": skipped / self._world.size,
+            "skipped": skipped / self._world.size / self._sums.shape[1],
             "images_per_s": images / training,
             "images_per_s_device": images / training / self._world.size,
             "images_per_s_loader": self._world.size * self._batches / self._loading
@@ -92,7 +99,7 @@ class Meter:
 
     def _reset(self) -> None:
         # float64: a float32 sum over a million images would lose the last digits.
-        self._sums = torch.zeros(5, dtype=torch.float64, device=self._device)
+        self._sums = torch.zeros(5, 1, dtype=torch.float64, device=self._device)
         self._batches = 0  # whose capacity is known
         self._loading = 0.0  # seconds that the loader takes for an image, summed over them
         self._training_before = self._clock.training

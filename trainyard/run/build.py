@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -15,6 +16,7 @@ from trainyard.averaging.gossip import Gossip
 from trainyard.averaging.periodic import Periodic
 from trainyard.averaging.sharded import Sharded
 from trainyard.averaging.topology import KEY as TOPOLOGY
+from trainyard.averaging.virtual_ranks import VirtualRanks
 from trainyard.config import RunConfig
 from trainyard.course import Course, build_course, stage_size
 from trainyard.data.augment.extra import check_extra
@@ -59,6 +61,7 @@ from trainyard.training.update import (
     clip_by_norm,
     no_clip,
 )
+from trainyard.training.virtual_ranks import VirtualRanksStep
 from trainyard.world import World
 
 AVERAGERS: dict[str, Callable[[AverageConfig, World], Averager]] = {
@@ -80,6 +83,8 @@ def build_data(config: RunConfig, world: World, console: Console, heartbeat: Hea
 
 def build_averager(config: RunConfig, world: World, device: torch.device) -> Averager:
     """The averager of a run's replicas."""
+    if config.batch.virtual_ranks:
+        return VirtualRanks(config.batch.virtual_ranks, world)
     name = _averager_name(config, world)
     if name == "sharded":
         return Sharded(config.average, world, device, AUTOCASTS[config.batch.precision])
@@ -108,9 +113,18 @@ def move_to_device(
 
 def check_batches(config: RunConfig, course: Course, world: World) -> None:
     """RecipeError if the ranks cannot share the global batches of a course."""
-    in_step = waits_in_forward(config, world)
+    in_step, virtual = waits_in_forward(config, world), config.batch.virtual_ranks
+    if virtual and virtual % world.size:
+        raise RecipeError(
+            f"batch.virtual_ranks = {virtual} cannot be shared by {world.size} ranks: start "
+            f"{' or '.join(f'{virtual >> n}' for n in range(virtual.bit_length()))}"
+        )
     for phase in course.phases:
         key = "schedule.batch_size" if phase.start else "batch.size"
+        if virtual and phase.batch % virtual:
+            raise RecipeError(
+                f"{key} = {phase.batch} is not a multiple of batch.virtual_ranks = {virtual}"
+            )
         if phase.batch < world.size:
             raise RecipeError(
                 f"{key} = {phase.batch} is smaller than the number of replicas ({world.size}): "
@@ -131,8 +145,9 @@ def check_batch_norm(config: RunConfig, model: nn.Module, course: Course, world:
     if _least_part(config, model, world) == 1:
         return
     asked = None if config.batch.micro == "auto" else config.batch.micro
+    size = config.batch.virtual_ranks or world.size
     for phase in course.phases:
-        shares = (phase.batch // world.size, -(-phase.batch // world.size))
+        shares = (phase.batch // size, -(-phase.batch // size))
         if all(share // num_parts(share, asked) > 1 for share in shares):
             continue
         key = "schedule.batch_size" if phase.start else "batch.size"
@@ -211,6 +226,7 @@ def build_feeds(config: RunConfig, world: World, device: torch.device) -> Feeds:
         channels_last=config.model.channels_last,
         world=world,
         device=device,
+        virtual_ranks=config.batch.virtual_ranks,
         dtype=AUTOCASTS[config.batch.precision] or torch.float32,
     )
 
@@ -334,7 +350,8 @@ def build_step(
     """`wrapped`: the model from the averager."""
     device = next(state.model.parameters()).device
     compile_mode = build_mode(config, state.model, device).name
-    compile_in_place(state.model, compile_mode)
+    in_pieces = config.batch.virtual_ranks is None
+    compile_in_place(state.model, compile_mode, in_pieces=in_pieces)
     passes = Passes(
         model=wrapped,
         averager=state.averager,
@@ -345,19 +362,22 @@ def build_step(
         world=world,
         counts_hits=not state.has_lists,
     )
-    return TrainStep(
-        passes=passes,
-        buffers=Buffers(state.model),
-        set_rates=_rate_setter(config, state),
-        update=Update(
+    parts: dict[str, Any] = {
+        "passes": passes,
+        "buffers": Buffers(state.model),
+        "set_rates": _rate_setter(config, state),
+        "update": Update(
             state.model,
             state.optimizer,
             state.scale,
             clip=_build_clip(config, state.model),
         ),
-        update_ema=update_ema,
-        micro=None if config.batch.micro == "auto" else config.batch.micro,
-    )
+        "update_ema": update_ema,
+        "micro": None if config.batch.micro == "auto" else config.batch.micro,
+    }
+    if isinstance(state.averager, VirtualRanks):
+        return VirtualRanksStep(**parts, averager=state.averager)
+    return TrainStep(**parts)
 
 
 def build_micro_search(
@@ -373,7 +393,8 @@ def build_micro_search(
     It is not sought where ranks wait for each other in a forward pass: none can try by itself.
     """
     world = step.passes.world
-    if config.batch.micro != "auto" or waits_in_forward(config, world) is not None:
+    is_fixed = config.batch.micro != "auto" or config.batch.virtual_ranks is not None
+    if is_fixed or waits_in_forward(config, world) is not None:
         return lambda batch, number: None
     return MicroBatchSearch(
         step,

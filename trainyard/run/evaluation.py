@@ -16,6 +16,7 @@ from torch import nn
 from trainyard.config import RunConfig
 from trainyard.data.batch import Batch
 from trainyard.data.config import Locations
+from trainyard.data.device.feed import split
 from trainyard.data.feeds import Feeds
 from trainyard.data.index.build import Progress
 from trainyard.data.index.real_labels import Labels, read_labels
@@ -208,6 +209,8 @@ def predict(
     with opened as feed:
         here = {name: _on(feeds.device, model) for name, model in models.items()}
         batches = _counted(feed, config.batch.size, len(index), on_batch)
+        if config.batch.virtual_ranks:
+            batches = split(batches, config.batch.virtual_ranks // feeds.world.size)
         how: dict[str, Any] = {
             "num_samples": len(index),
             "world": feeds.world,

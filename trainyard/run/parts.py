@@ -38,7 +38,7 @@ from trainyard.run.pretrained import (
     with_pixels,
 )
 from trainyard.run.resume import is_new_run
-from trainyard.training.precision import use_precision
+from trainyard.training.precision import use_precision, use_same_kernels
 from trainyard.training.step import Loss
 from trainyard.world import World, check_devices, pick_device, together
 
@@ -74,6 +74,8 @@ def build_parts(
 ) -> Parts:
     """The parts, in their order. A TrainyardError, on all ranks, if a recipe cannot be built."""
     device = pick_device(world)
+    if config.batch.virtual_ranks:
+        use_same_kernels(device)
     use_precision(config.batch.precision)
     check_devices(world, device)
     averager = build_averager(config, world, device)

@@ -70,8 +70,9 @@ def conditions(config: RunConfig, world: World, device: torch.device) -> dict[st
     else:
         threads = torch.get_num_threads()
         own = f"{threads} thread{'s' * (threads > 1)}, {torch.backends.cpu.get_cpu_capability()}"
+    ranks = f"any that divides {config.batch.virtual_ranks}"
     return {
-        "ranks": f"{world.size}",
+        "ranks": ranks if config.batch.virtual_ranks else f"{world.size}",
         "a rank's device": " | ".join(sorted(set(gather(world, own)))),
         "torch": torch.__version__,
         **{key: f"{value}" for key, value in _values(config).items() if key in ROUNDING},

@@ -113,6 +113,7 @@ class Trainer:
             parts.clock,
             lambda: ideal_s(self.state.step - 1),
             has_top1=not self.state.has_lists,
+            add_up=getattr(self.averager, "add_up", None),
         )
 
     def _state(self) -> TrainState:

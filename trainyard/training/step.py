@@ -159,7 +159,7 @@ class TrainStep:
         count = batch.weights.sum()
         self.buffers.remember()
         divisor = averager.divisor(count)
-        with _shortage_named(-(-share // num_parts(share, self.micro))):
+        with shortage_named(-(-share // num_parts(share, self.micro))):
             sums = self.passes(
                 batch, step, micro=self.micro, divisor=divisor, scale=self.update.loss_scale
             )
@@ -171,7 +171,7 @@ class TrainStep:
 
 
 @contextmanager
-def _shortage_named(num_samples: int) -> Iterator[None]:
+def shortage_named(num_samples: int) -> Iterator[None]:
     """Inside, a lack of memory is an error that names what to change."""
     try:
         yield

@@ -1,15 +1,18 @@
 """Batches on the device: copied, augmented, normalised and mixed."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
+from dataclasses import replace
+from operator import itemgetter
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from trainyard.course import Course, Due, Phase
 from trainyard.data.augment.transforms import BatchTransform, PixelTransform
-from trainyard.data.batch import Batch, HostBatch, Keys
+from trainyard.data.batch import COLUMNS, Batch, HostBatch, Keys, Samples
 from trainyard.data.device.copies import InFlightBatch, Transfer
 from trainyard.data.device.normalise import Normalise
 
@@ -39,11 +42,13 @@ class Feed:
         transfer: Transfer,
         *,
         pixel_transforms: Sequence[PixelTransform] = (),
-        batch_transforms: Sequence[BatchTransform] = (),
+        batch_transforms: Sequence[Sequence[BatchTransform]] = ((),),
         position: int = 0,
         global_batch: int = 0,
     ) -> None:
-        """`position`: samples of the stream before the first batch, of all ranks."""
+        """`batch_transforms`: those of each virtual rank of this rank, which have equal parts of a
+        batch. `position`: samples of the stream before the first batch, of all ranks.
+        """
         self._loader, self._normalise, self._transfer = loader, normalise, transfer
         self._pixel_transforms, self._batch_transforms = pixel_transforms, batch_transforms
         self._position, self._global_batch = position, global_batch
@@ -84,22 +89,31 @@ class Feed:
 
     def _move(self, in_flight: InFlightBatch) -> Batch:
         """A device batch that shares no memory with the loader."""
-        samples = in_flight.samples
-        keys = Keys(samples.ids.numpy(), samples.epochs.numpy(), self._position)
+        ranks = self._batch_transforms
+        size = len(in_flight.samples.ids) // len(ranks)
+        parts = []
         with in_flight.pixels_BHWC() as pixels_BHWC:
-            pixels_BCHW = pixels_BHWC.permute(0, 3, 1, 2)
-            for pixel_transform in self._pixel_transforms:
-                pixels_BCHW = pixel_transform(pixels_BCHW, keys)
-            images_BCHW = self._normalise(pixels_BCHW)
+            for number, transforms in enumerate(ranks):
+                rows = slice(size * number, size * (number + 1)) if len(ranks) > 1 else slice(None)
+                samples = in_flight.samples.map(itemgetter(rows))
+                parts.append(self._augmented(samples, pixels_BHWC[rows], transforms))
+        return replace(_joined(parts), bad=in_flight.bad, capacity=in_flight.capacity)
+
+    def _augmented(
+        self, samples: Samples[Tensor], pixels_BHWC: Tensor, transforms: Sequence[BatchTransform]
+    ) -> Batch:
+        """The samples of one virtual rank, in memory of their own."""
+        keys = Keys(samples.ids.numpy(), samples.epochs.numpy(), self._position)
+        pixels_BCHW = pixels_BHWC.permute(0, 3, 1, 2)
+        for pixel_transform in self._pixel_transforms:
+            pixels_BCHW = pixel_transform(pixels_BCHW, keys)
         batch = Batch(
             **samples.columns(),
-            images_BCHW=images_BCHW,
+            images_BCHW=self._normalise(pixels_BCHW),
             mixed_labels=samples.labels,
             lam=torch.ones_like(samples.weights),
-            bad=in_flight.bad,
-            capacity=in_flight.capacity,
         )
-        for batch_transform in self._batch_transforms:
+        for batch_transform in transforms:
             batch = batch_transform(batch, keys)
         return batch
 
@@ -111,6 +125,30 @@ class Feed:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+_TENSORS = [*COLUMNS, "images_BCHW", "mixed_labels", "lam"]  # of a Batch
+
+
+def _joined(parts: Sequence[Batch]) -> Batch:
+    """One batch of the samples of all."""
+    if len(parts) == 1:
+        return parts[0]
+    tensors: Any = {name: torch.cat([getattr(part, name) for part in parts]) for name in _TENSORS}
+    return Batch(**tensors)
+
+
+def split(batches: Iterable[Batch], count: int) -> Iterator[Batch]:
+    """Copies of the samples of each of `count` virtual ranks, but for those without samples.
+
+    A copy has the alignment of a whole batch, on which a kernel may depend.
+    """
+    for batch in batches:
+        columns = [getattr(batch, name).tensor_split(count) for name in _TENSORS]
+        for part in zip(*columns, strict=True):
+            if len(part[0]):
+                tensors: Any = zip(_TENSORS, [tensor.clone() for tensor in part], strict=True)
+                yield Batch(**dict(tensors))
 
 
 class EvaluationFeeds:

@@ -333,6 +333,26 @@ class OnePassPlan:
         return np.zeros_like(self.batch(step, rank, size))
 
 
+@dataclass(frozen=True)
+class VirtualRanksPlan:
+    """A plan cut for `total` virtual ranks; rank r of n gets those of r, r + n, … one by one."""
+
+    plan: Plan
+    total: int
+
+    @property
+    def global_batch(self) -> int:
+        return self.plan.global_batch
+
+    def batch(self, step: int, rank: int = 0, size: int = 1) -> Ids:
+        virtual = range(rank, self.total, size)
+        return np.concatenate([self.plan.batch(step, one, self.total) for one in virtual])
+
+    def epochs(self, step: int, rank: int = 0, size: int = 1) -> Ids:
+        virtual = range(rank, self.total, size)
+        return np.concatenate([self.plan.epochs(step, one, self.total) for one in virtual])
+
+
 # --- permutations of range(size) ---
 
 

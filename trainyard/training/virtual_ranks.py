@@ -1,0 +1,90 @@
+"""The step of a rank that works for several virtual ranks, one after the other."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainyard.averaging.virtual_ranks import VirtualRanks, turns
+from trainyard.errors import RecipeError
+from trainyard.training.step import (
+    Batch,
+    Divisor,
+    MicroBatch,
+    StepStats,
+    TrainStep,
+    num_parts,
+    shortage_named,
+)
+from trainyard.world import World
+
+_NOT_DETERMINISTIC = "does not have a deterministic implementation"  # in torch's error
+
+
+@dataclass(kw_only=True)
+class VirtualRanksStep(TrainStep):
+    """A step whose result is the same bits on any number of ranks.
+
+    Each virtual rank starts from the same buffers, with random numbers of its own, and computes
+    what a rank of its number would.
+    """
+
+    averager: VirtualRanks
+
+    def __post_init__(self) -> None:
+        worlds = [World(rank=one, size=self.averager.total) for one in self.averager.own]
+        self._passes = [replace(self.passes, world=world) for world in worlds]
+
+    def __call__(self, batch: Batch, step: int, rates: Any) -> StepStats:
+        """Like that of TrainStep; the sums of the result are one for each virtual rank."""
+        self.set_rates(rates)
+        counts = batch.weights.view(len(self._passes), -1).sum(1)
+        self.buffers.remember()
+        divisor = self.averager.divisor(counts.sum())
+        sums_2K = self._sums(batch, counts, step, divisor)
+        updated = self.update(step, self.averager.ready_parameters)
+        is_empty = (self.averager.weight == 0).float()
+        self.buffers.restore_if(torch.maximum(updated.skipped, is_empty))
+        self.update_ema(step)
+        return StepStats(sums_2K[0], sums_2K[1], counts, *updated)
+
+    def _sums(self, batch: Batch, counts: Tensor, step: int, divisor: Divisor) -> Tensor:
+        """What Passes gives, [2, K]; leaves the gradient and the statistics of the global batch."""
+        parts = _split(batch, len(self._passes))
+        sums_2K = counts.new_zeros(2, len(parts))
+        for turn, number in enumerate(turns(len(parts))):
+            if turn > 0:
+                self.buffers.restore()
+            part = parts[number]
+            with self._explained(len(part.labels)), self.averager.passes_of(turn, counts[number]):
+                sums_2K[:, number] = self._passes[number](
+                    part, step, micro=self.micro, divisor=divisor, scale=self.update.loss_scale
+                )
+        return sums_2K
+
+    @contextmanager
+    def _explained(self, num_samples: int) -> Iterator[None]:
+        """Inside, the errors that a recipe can avoid are errors of the recipe."""
+        try:
+            with shortage_named(-(-num_samples // num_parts(num_samples, self.micro))):
+                yield
+        except RuntimeError as error:
+            if _NOT_DETERMINISTIC not in str(error):
+                raise
+            raise RecipeError(
+                f"batch.virtual_ranks = {self.averager.total}: this model needs an operation that "
+                f"gives other bits each time: {str(error).partition('.')[0]}"
+            ) from None
+
+
+def _split(batch: Batch, count: int) -> list[MicroBatch]:
+    """The samples of each virtual rank, of which all have equally many."""
+    columns = [torch.tensor_split(getattr(batch, name), count) for name in MicroBatch._fields]
+    parts = [MicroBatch(*part) for part in zip(*columns, strict=True)]
+    if count == 1:
+        return parts
+    # A copy has the alignment of a whole batch: a kernel may depend on it.
+    return [part._replace(images_BCHW=part.images_BCHW.clone()) for part in parts]
