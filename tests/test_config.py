@@ -246,6 +246,7 @@ def test_odd_values_survive_writing(recipe: RecipeWriter) -> None:
 
 # Where a key takes neither its other choices, nor a small number, nor a short time.
 OTHER_VALUES = {
+    "batch.virtual_ranks": "8",
     "model.name": "resnet18",
     "loss.teacher_model": "resnet18",
     "model.options": "{class_token = false}",

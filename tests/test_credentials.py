@@ -129,9 +129,9 @@ def test_a_login_is_written_nowhere(
         log_in(tmp_path)
         assert train(tmp_path, *words) == 0
         assert run("evaluate", tmp_path / "run") == 0
-        said = capsys.readouterr()
+        printed = capsys.readouterr()
         assert files_with(PASSWORD, tmp_path / "run", cache) == []
-        assert PASSWORD not in said.out + said.err
+        assert PASSWORD not in printed.out + printed.err
         [bad] = (tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()[:1]
         assert json.loads(bad)["file"] == f"{server.url}/train-0.tar"
 

@@ -105,7 +105,7 @@ def test_ranks_of_other_hosts_have_other_cores(monkeypatch: pytest.MonkeyPatch) 
     assert spawn(_cores, 4, [{*range(8)}] * 4, True) == [(4, 4)] * 4
 
 
-_ASK = "from trainyard import world; print(world._are_threads_set())"
+_ASK = "from trainyard import world; print(world.are_threads_set())"
 # torchrun sets the variable, then starts a rank.
 _TORCHRUN = """
 import os, subprocess, sys

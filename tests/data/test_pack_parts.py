@@ -51,7 +51,7 @@ def test_a_killed_part_goes_on(digits: Path, tmp_path: Path) -> None:
     lines = (out / ".pack-1-of-2.jsonl").read_text().splitlines()[1:]
     paths = [out / json.loads(line)["shard"]["name"] for line in lines]
     shards = {path: path.stat().st_mtime_ns for path in paths}
-    assert 2 <= len(shards) < 10
+    assert 2 <= len(shards) <= 10  # all of them where it is faster than this process looks
     assert run(*words(digits, out, "--part", "1/2")) == 0
     assert shards.items() <= {path: path.stat().st_mtime_ns for path in out.glob("*.tar")}.items()
     assert others.exists()

@@ -66,7 +66,7 @@ def test_a_compiled_family_trains_as_it_does_eager(
 
 
 def change_by(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
-    def compile_in_place(model: nn.Module, mode: str) -> None:
+    def compile_in_place(model: nn.Module, mode: str, **_: object) -> None:
         if mode != "off":
             change(model)
 

@@ -23,9 +23,6 @@ typedef enum {
 
 _Static_assert(sizeof(size_t) == 8, "sizes of images are added up without a check for 32 bits");
 
-/* A byte that is looked at once: a mapped file may change between a check and a use. */
-static inline uint8_t load_once(const uint8_t *at) { return *(const volatile uint8_t *)at; }
-
 static inline uint16_t load_be16(const uint8_t *at) { return (uint16_t)(at[0] << 8 | at[1]); }
 
 static inline uint64_t load_le64(const uint8_t *at) {

@@ -17,7 +17,7 @@ TOKENS = "TRAINYARD_TOKENS"
 _HUB, _HUB_ENDPOINT = "https://huggingface.co", "HF_ENDPOINT"
 PIPE = "pipe:"  # before a shell command
 
-_URL = re.compile(r"(?<=://)[^\s\"'<>]*[^\s\"'<>:;,.)\]]")  # in a text, without its scheme
+_URL = re.compile(r"(?<=://)[^\s\"'<>]*[^\s\"'<>:;,.?)\]]")  # in a text, without its scheme
 _LOGIN = re.compile(r"^[^/?#]*@")  # in a URL without its scheme
 _ENDS_URL = re.compile(r"[\s\"'<>]")
 # Names of parameters: of the signatures of S3, Google, Aliyun, Tencent, Akamai and CloudFront.
