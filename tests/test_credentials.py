@@ -124,8 +124,8 @@ def test_a_login_is_written_nowhere(
 ) -> None:
     with GuardedServer(shards, "login") as server:
         words = ("--data", server.url, "--data", server.url)
-        said = complaint(capsys, "data", "show", f"{server.url}/train-0.tar")
-        assert "wants a user name and a password" in said
+        refused = complaint(capsys, "data", "show", f"{server.url}/train-0.tar")
+        assert "wants a user name and a password" in refused
         log_in(tmp_path)
         assert train(tmp_path, *words) == 0
         assert run("evaluate", tmp_path / "run") == 0
