@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -33,6 +32,8 @@ def main(patterns: list[str]) -> int:
     make_data(before, BUILD / "data")
     names = [name for name in ROWS if any(p in name for p in patterns) or not patterns]
     shutil.rmtree(BUILD / "rows", ignore_errors=True)
+    for edition in (now, before):  # each with an index of its own format beside its data
+        shutil.copytree(BUILD / "data", BUILD / "rows" / edition.name / "data", symlinks=True)
     with ThreadPoolExecutor(2) as pool:
         found = pool.map(lambda name: compare(name, now, before), names)
         different = [name for name in names if not _shown(console, name, next(found))]
@@ -58,12 +59,8 @@ def compare(name: str, now: Edition, before: Edition) -> list[str]:
 
 
 def _folder(edition: Edition, number: int) -> Path:
-    """A new folder of a row, beside the data."""
-    folder = BUILD / "rows" / edition.name / f"{number:02}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):  # of the row before, or of one beside it
-        (folder.parent / "data").symlink_to(BUILD / "data")
-    return folder
+    """The folder of a row, beside the data."""
+    return BUILD / "rows" / edition.name / f"{number:02}"
 
 
 def _shown(console: Console, name: str, found: list[str]) -> bool:
