@@ -214,6 +214,25 @@ def test_each_averager_on_all_gpus(name: str, digits: Path, tmp_path: Path) -> N
     assert all(0 < line["loss"] < 4 for line in found)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", ["test_vit", "test_resnet"])
+def test_virtual_ranks_have_the_same_bits(
+    model: str, precision: str, digits: Path, tmp_path: Path
+) -> None:
+    """On one GPU twice over, and on as many as there are, up to eight."""
+    changes = {"batch.virtual_ranks": "8", "batch.precision": precision}
+    changes |= RESNET if model == "test_resnet" else {"model.drop_path": "0.2"}
+    found = []
+    for number, ranks in enumerate([1, 1, *(n for n in (2, 4, 8) if n <= RANKS)]):
+        folder = tmp_path / str(number)
+        options = words(digits, folder, changes)[4:]
+        done = trainyard("launch", "local", "debug", "--data", str(digits),
+                         *("--ranks", str(ranks)), *options)  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]
+        found.append((newest(folder) / "model.safetensors").read_bytes())
+    assert all(content == found[0] for content in found)
+
+
 def test_the_demo(digits: Path, tmp_path: Path) -> None:
     """Two ranks, also where there is a single GPU: then they train on the CPU."""
     done = trainyard("launch", "local", "digits", "--ranks", "2", "--data", str(digits),
