@@ -324,7 +324,8 @@ def test_a_loader_that_cannot_start_says_why(
 def test_a_loader_that_hangs_up_and_stays_is_an_error_and_ends(
     index: Index, monkeypatch: Patch
 ) -> None:
-    code = "import os, sys, time; os.close(int(sys.argv[1])); time.sleep(60)"
+    # Not before it has been told what to load: that would be another error.
+    code = "import os, sys, time; time.sleep(1); os.close(int(sys.argv[1])); time.sleep(60)"
     monkeypatch.setattr("trainyard.data.loader.loader._COMMAND", (sys.executable, "-c", code))
     monkeypatch.setattr("trainyard.data.loader.client._DEATH_S", 0.2)
     with pytest.raises(LoaderError, match="hung up and did not end"), Loader(index, spec()) as it:
