@@ -64,7 +64,7 @@ def trained(world: World) -> list[Arrays]:
 
 
 def plain() -> dict[str, Tensor]:
-    """Those of the first step, by the text of the promise."""
+    """The first step without averager: each virtual rank from the same buffers, then the tree."""
     torch.set_num_threads(1)
     model, grads, statistics = model_of(), [], []
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}

@@ -94,18 +94,8 @@ def test_a_death_ends_the_run_without_restarts(
 
 
 def test_a_mistake_is_not_tried_again(cluster: RayNodes, second: str, tmp_path: Path) -> None:
-    words = (
-        "--nodes",
-        2,
-        "--ranks",
-        1,
-        "--restarts",
-        3,
-        "--data",
-        tmp_path,
-        "--run",
-        tmp_path / "run",
-    )
+    where = ("--data", tmp_path, "--run", tmp_path / "run")
+    words = ("--nodes", 2, "--ranks", 1, "--restarts", 3, *where)
     with started(tmp_path, "launch", "ray", "debug", *words) as command:
         out, err = command.process.communicate(timeout=PATIENCE_S)
     assert command.process.returncode == 2

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from trainyard.averaging.base import Replica
+from trainyard.averaging.base import EqualReplicas
 from trainyard.averaging.compress import compress
 from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.statistics import SharedStatistics
@@ -24,10 +24,8 @@ _SYNC_BUFFERS = (
 )
 
 
-class AllReduce:
+class AllReduce(EqualReplicas):
     """Parameters and batch norm statistics are equal on all ranks after every step."""
-
-    replica = Replica()
 
     def __init__(self, config: AverageConfig, world: World) -> None:
         self._config, self._world = config, world
@@ -47,9 +45,6 @@ class AllReduce:
             compress(self._ddp, self._config.compress)
         return self._ddp
 
-    def register_ema(self, module: nn.Module) -> None:
-        """An average of equal models is equal on all ranks."""
-
     def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
         """The weight of the global batch over the number of replicas: DDP takes their mean."""
         self._statistics.weigh(weight)
@@ -61,21 +56,6 @@ class AllReduce:
     def ready_parameters(self, step: int, divisible: bool) -> Iterator[Sequence[nn.Parameter]]:
         self._statistics.average()
         yield self._parameters
-
-    def consensus(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def all_reduce_max(self, value: Tensor) -> Tensor:
-        return value
-
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing is stored."""
 
 
 def wrap_in_ddp(model: nn.Module) -> DistributedDataParallel:

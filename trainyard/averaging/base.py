@@ -1,7 +1,7 @@
 """The interface of averagers. The training loop does not know which averager it runs."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -71,3 +71,27 @@ class Averager(Protocol):
 
         With an empty state, training resumes from the mean.
         """
+
+
+class EqualReplicas:
+    """The part of an averager whose replicas have equal weights and buffers after every step."""
+
+    replica = Replica()
+
+    def register_ema(self, module: nn.Module) -> None:
+        """An average of equal models is equal on all ranks."""
+
+    def consensus(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def all_reduce_max(self, value: Tensor) -> Tensor:
+        return value
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing is stored."""

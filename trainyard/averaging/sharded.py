@@ -12,7 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trainyard.averaging.allreduce import mean_weight
-from trainyard.averaging.base import Replica
+from trainyard.averaging.base import EqualReplicas
 from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.statistics import SharedStatistics
 from trainyard.world import World
@@ -23,13 +23,11 @@ _CAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _HAS_OVERRIDE = "param_dtype_override_fn" in MixedPrecisionPolicy.__dataclass_fields__
 
 
-class Sharded:
+class Sharded(EqualReplicas):
     """Each rank keeps some rows of every parameter, its gradient and its moments.
 
     A block is whole on a device only while it computes (Rajbhandari et al. 2020, ZeRO stage 3).
     """
-
-    replica = Replica()
 
     def __init__(
         self,
@@ -81,18 +79,6 @@ class Sharded:
         finally:
             for module in self._modules:
                 module.reshard()  # parameters outside of blocks are whole after a forward pass
-
-    def all_reduce_max(self, value: Tensor) -> Tensor:
-        return value
-
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing is stored."""
 
 
 def whole(tensor: Tensor) -> Tensor:

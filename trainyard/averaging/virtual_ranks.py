@@ -19,16 +19,14 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from trainyard.averaging.allreduce import wrap_in_ddp
-from trainyard.averaging.base import Replica
+from trainyard.averaging.base import EqualReplicas
 from trainyard.averaging.flat import flatten, unflatten_into
 from trainyard.averaging.statistics import batch_norm_statistics
 from trainyard.world import World
 
 
-class VirtualRanks:
+class VirtualRanks(EqualReplicas):
     """Parameters and batch norm statistics are equal on all ranks, and on any number of them."""
-
-    replica = Replica()
 
     def __init__(self, total: int, world: World) -> None:
         """`total` virtual ranks, a power of two that is a multiple of the number of ranks."""
@@ -44,15 +42,13 @@ class VirtualRanks:
     def wrap(self, model: nn.Module) -> nn.Module:
         self._buffers = batch_norm_statistics(model)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._rows = {id(parameter): row for row, parameter in enumerate(self._parameters)}
         self._exchange = _Exchange(self._world, self._parameters[0].device)
         if self._world.size == 1:
             return model
         self._ddp = wrap_in_ddp(model)
         self._ddp.register_comm_hook(None, self._on_bucket)
         return self._ddp
-
-    def register_ema(self, module: nn.Module) -> None:
-        """An average of equal models is equal on all ranks."""
 
     def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
         """The weight of the global batch, or 1: whole numbers have one sum in any order."""
@@ -99,8 +95,7 @@ class VirtualRanks:
 
     def _on_bucket(self, _: None, bucket: GradBucket) -> Future[Tensor]:
         """Starts the exchange of the sums of a bucket, which `passes_of` ends after the pass."""
-        numbers = {id(parameter): number for number, parameter in enumerate(self._parameters)}
-        rows = [numbers[id(parameter)] for parameter in bucket.parameters()]
+        rows = [self._rows[id(parameter)] for parameter in bucket.parameters()]
         with self._exchange.stream():
             self._gradients.add_to(_gradients_of(bucket), rows)
             self._exchange.start(bucket.buffer())
@@ -136,21 +131,6 @@ class VirtualRanks:
         flat = sums_NK.new_empty(self._world.size * sums_NK.numel())
         dist.all_gather_into_tensor(flat, sums_NK.flatten())
         return tree_sum(flat.view(-1, *sums_NK.shape).permute(2, 0, 1).flatten(0, 1))
-
-    def consensus(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def all_reduce_max(self, value: Tensor) -> Tensor:
-        return value
-
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing is stored."""
 
 
 def _gradients_of(bucket: GradBucket) -> list[Tensor]:
@@ -223,8 +203,9 @@ class _Sent(NamedTuple):
     """A buffer, of which each rank's piece is under way."""
 
     buffer: Tensor
-    pieces: Tensor  # [ranks x piece], or what is gathered of the sums of pieces
+    arriving: Tensor  # [ranks x piece]: pieces of this rank, then the sums of all pieces
     work: Any
+    leaving: Tensor  # kept until the work is done
 
 
 class _Exchange:
@@ -258,18 +239,18 @@ class _Exchange:
         pieces = F.pad(buffer, (0, -len(buffer) % self._size))
         arriving = torch.empty_like(pieces)
         work = dist.all_to_all_single(arriving, pieces, async_op=True)
-        self._scattered.append(_Sent(buffer, arriving, (work, pieces)))
+        self._scattered.append(_Sent(buffer, arriving, work, pieces))
         if len(self._scattered) > 1:
             self._gather_next()
 
     @torch.no_grad()
     def _gather_next(self) -> None:
-        buffer, arriving, (work, _) = self._scattered.pop(0)
+        buffer, arriving, work, _ = self._scattered.pop(0)
         work.wait()
         piece = tree_sum(arriving.view(self._size, -1))
         whole = torch.empty_like(arriving)
         work = dist.all_gather_into_tensor(whole, piece, async_op=True)
-        self._gathered.append(_Sent(buffer, whole, (work, piece)))
+        self._gathered.append(_Sent(buffer, whole, work, piece))
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -277,7 +258,7 @@ class _Exchange:
         with self.stream():
             while self._scattered:
                 self._gather_next()
-            for buffer, whole, (work, _) in self._gathered:
+            for buffer, whole, work, _ in self._gathered:
                 work.wait()
                 buffer.copy_(whole[: len(buffer)])
             self._gathered.clear()
