@@ -1,6 +1,7 @@
 """`launch ssh`: host lists, the dry run, and a connection that ends; no host is reached."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,20 @@ def test_what_ssh_leaves_behind_is_not_waited_for(tmp_path: Path, capsys: Captur
     assert launch_ssh(job, options, told.append) == 2
     assert told == ["host a: ssh has failed: refused"]
     assert capsys.readouterr().err == "a | refused\n"
+
+
+def test_hosts_that_have_ended_before_anyone_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def start_and_end(thread: threading.Thread) -> None:
+        start(thread)
+        thread.join(5)
+
+    monkeypatch.setattr(threading.Thread, "start", start_and_end)
+    options = SshOptions(
+        hosts=[GivenHost("a"), GivenHost("b")], login=Login(("/no/ssh",), "/w", "python")
+    )
+    told: list[str] = []
+    job = Job(("train", "debug", "--run", "runs/debug"), Path("runs/debug"))
+    assert launch_ssh(job, options, told.append) == 2
+    assert [each.partition(":")[0] for each in told] == ["host a", "host b"]

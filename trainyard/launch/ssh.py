@@ -137,6 +137,7 @@ def _await(hosts: "Sequence[Connection]", run: Run) -> int:
     """Wait for the end of all hosts, and end the others with the first that matters."""
     received: int | None = None
     codes: dict[int, int] = {}
+    left = list(hosts)  # those whose end has not been handled
     to_send: list[tuple[float, int]] = []  # times, and numbers of signals
 
     def end_others(*waits_s: float) -> None:
@@ -147,7 +148,7 @@ def _await(hosts: "Sequence[Connection]", run: Run) -> int:
             for place, number in enumerate(numbers)
         ]
 
-    while left := [host for host in hosts if host.code is None]:
+    while left:
         limit_s = max(to_send[0][0] - time.monotonic(), 0) if to_send else math.inf
         try:
             event = next_event(run.events, limit_s)
@@ -161,7 +162,9 @@ def _await(hosts: "Sequence[Connection]", run: Run) -> int:
             end_others(GRACE_S + _NOTICE_S)
             for host in left:  # SIGTERM would mean that this host leaves the run
                 host.signal(event if event in REQUEUE_SIGNALS else signal.SIGINT)
-        elif event.is_left_out(len(left) - 1):
+            continue
+        left.remove(event)
+        if event.is_left_out(len(left)):
             run.say(f"going on without host {event.name}")
         else:
             if event.code not in _LOST or not codes:  # else it was lost while all end
