@@ -1,6 +1,5 @@
 """Signals become one decision that all ranks share."""
 
-import os
 import signal
 import time
 
@@ -22,7 +21,7 @@ ENDINGS = [
 
 
 def send(number: signal.Signals) -> None:
-    os.kill(os.getpid(), number)
+    signal.raise_signal(number)  # to this thread: handled when it returns
 
 
 @pytest.mark.parametrize(("number", "reason"), ENDINGS)
@@ -82,7 +81,7 @@ def test_a_hang_up_that_is_ignored_stays_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with StopSignal(World()) as stop:
-            os.kill(os.getpid(), signal.SIGHUP)
+            send(signal.SIGHUP)
             assert stop.poll() is None
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
