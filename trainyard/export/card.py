@@ -39,25 +39,20 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
     environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    environment.filters.update(cell=_cell, json=partial(json.dumps, ensure_ascii=False), repr=repr)
+    environment.filters.update(json=partial(json.dumps, ensure_ascii=False), repr=repr)
     template = environment.from_string(Path(__file__).with_name("card.md.jinja").read_text())
     height, width = height_width(about.image_size)
-    has_own_function = is_own(about.architecture)
     return template.render(
         about=about,
         kind=kind,
         file=file,
         front=_front_matter(about).to_yaml(),
         made_by=MADE_BY,
-        weights=_weights(about.weights),
-        owner=_owner(about),
-        function=about.architecture.partition(":")[2] if has_own_function else "",
+        function=about.architecture.partition(":")[2] if is_own(about.architecture) else "",
         height=height,
         width=width,
-        down=int(height / about.crop_pct),
-        across=int(width / about.crop_pct),
-        accuracy=_accuracy(about),
-        checked=_checked(difference),
+        metrics=METRICS,
+        difference=difference,
         input=INPUT,
         output=OUTPUT,
         metadata=METADATA,
@@ -65,22 +60,6 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
         recipe=tree_as_toml(about.recipe).rstrip(),
         distribution=DISTRIBUTION,
     )
-
-
-def _cell(data: str) -> str:
-    return data.replace("|", "\\|").replace("\n", " ") or "not told"
-
-
-def _weights(name: str) -> str:
-    decay = name.partition("-")[2]
-    of = f" of decay {decay}" if decay else ""
-    return "weights" if name == "raw" else f"moving average of the weights{of}"
-
-
-def _owner(about: Description) -> str:
-    if is_own(about.architecture):
-        return "its author"
-    return "Trainyard" if about.own_module else "timm"
 
 
 def _front_matter(about: Description) -> ModelCardData:
@@ -107,26 +86,4 @@ def _front_matter(about: Description) -> ModelCardData:
         datasets=sorted(set(_ON_HUB.findall(f"{about.train} {about.val}"))) or None,
         model_name=about.architecture if results else None,
         eval_results=results or None,
-    )
-
-
-def _accuracy(about: Description) -> str:
-    found = about.evaluation
-    if not found:
-        return "not evaluated at this step with these settings"
-    shares = [f"{METRICS[key]} {found[key]:.2%}" for key in METRICS if key in found]
-    return (
-        f"{', '.join(shares)}, loss {found['loss']:.4f} on {found['samples']:,} images, computed "
-        f"in {about.precision}"
-    )
-
-
-def _checked(difference: Difference) -> str:
-    on = "noise"
-    if difference.images:
-        on = f"{difference.images} validation images and noise"
-    if not difference.largest:
-        return f"its logits are the trained model's, on {on}"
-    return (
-        f"its logits differ from the trained model's by {difference.largest:.1e} at most, on {on}"
     )

@@ -16,7 +16,7 @@ from trainyard.export.card import MADE_BY, card
 from trainyard.export.check import Difference, DiffersError, compare, examples, plain_model
 from trainyard.export.description import Description, describe
 from trainyard.export.formats import FORMATS
-from trainyard.export.hub import CARD, CONFIG, WEIGHTS, is_ours, load_hub, write_hub
+from trainyard.export.hub import CARD, CONFIG, HUB, WEIGHTS, is_ours
 from trainyard.export.push import Repository
 from trainyard.files import disk_error, fsync, part_of, writing
 from trainyard.printable import printable
@@ -119,13 +119,9 @@ class Exporter:
     def _checked(self, kind: str, path: Path) -> Difference:
         """Write, reload and compare."""
         try:
-            if kind == "hub":
-                write_hub(self._model, self._about, path)
-                exported = load_hub(path)
-            else:
-                FORMATS[kind].write(self._model, self._about, path)
-                exported = FORMATS[kind].load(self._about, path)
-            return compare(self._model, exported, self._examples)
+            form = HUB if kind == "hub" else FORMATS[kind]
+            form.write(self._model, self._about, path)
+            return compare(self._model, form.load(self._about, path), self._examples)
         except OSError:
             raise
         except DiffersError as error:

@@ -9,7 +9,7 @@ from torch import nn
 
 from trainyard.export.check import Exported
 from trainyard.export.description import Description
-from trainyard.export.formats import FORMATS
+from trainyard.export.formats import FORMATS, Format
 from trainyard.image_size import height_width
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
@@ -26,8 +26,7 @@ _OF_ARCHITECTURE = (
 )
 
 
-def write_hub(model: Any, about: Description, folder: Path) -> None:
-    """Write weights and configuration, without the card."""
+def _write_hub(model: Any, about: Description, folder: Path) -> None:
     known = model.pretrained_cfg
     model.pretrained_cfg = {key: known[key] for key in _OF_ARCHITECTURE if key in known}
     mark = {"step": about.step, "weights": about.weights, "evaluation": about.evaluation}
@@ -50,10 +49,13 @@ def write_hub(model: Any, about: Description, folder: Path) -> None:
     FORMATS["safetensors"].write(model, about, folder / WEIGHTS)
 
 
-def load_hub(folder: Path) -> Exported:
-    """The model of a folder that `export --hub` wrote, loaded by timm."""
+def _load_hub(about: Description, folder: Path) -> Exported:
     model: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=True)
     return model.eval()
+
+
+HUB = Format(_write_hub, _load_hub)
+"""The format of a folder, without the card."""
 
 
 def is_ours(folder: Path) -> bool:
