@@ -98,9 +98,16 @@ def test_a_resumed_run_ends_with_the_same_bits(
 
 
 def test_exports_take_images_of_these_channels(
-    runs: dict[int, Path], channels: int, data: Path, tmp_path: Path, capsys: Capture
+    runs: dict[int, Path],
+    channels: int,
+    data: Path,
+    tmp_path: Path,
+    *,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The code in the card of each gives the logits of the classifier."""
+    """The code in the card of each gives the logits of the classifier; bands have none."""
+    monkeypatch.chdir(tmp_path)
     hub, file, program = tmp_path / "hub", tmp_path / "m.onnx", tmp_path / "m.pt2"
     shown(capsys, "export", runs[channels], file, "--hub", hub)
     shown(capsys, "export", runs[channels], program)
@@ -113,12 +120,11 @@ def test_exports_take_images_of_these_channels(
     ours = classifier.logits(classifier.preprocess([image])).numpy()
     for card in (tmp_path / "m.onnx.md", tmp_path / "m.pt2.md", hub / "README.md"):
         code = card.read_text().partition("```python\n")[2].partition("```")[0]
-        for name in ("image.png", "image.npy"):
-            code = code.replace(name, str(image))
-        for path in (file, program):
-            code = code.replace(f'"{path.name}"', json.dumps(str(path)))
+        if channels == 4:
+            assert not code and "an array of 4 channels" in card.read_text()
+            continue
         names: dict[str, object] = {}
-        exec(code, names)
+        exec(code.replace("image.png", str(image)), names)
         np.testing.assert_allclose(np.asarray(names["logits"]).reshape(1, -1), ours, atol=0.02)
 
 

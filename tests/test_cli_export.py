@@ -70,7 +70,7 @@ def test_another_size_of_images(finished: Path, tmp_path: Path, capsys: Capture)
     assert "logits are the same" in said
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     assert config["pretrained_cfg"]["input_size"] == [3, 48, 48]
-    assert config["model_args"] == {"img_size": 32, "dynamic_img_size": True}
+    assert config["model_args"]["dynamic_img_size"]
 
 
 @pytest.mark.parametrize("name", ["m.safetensors", "m.pt2", "m.onnx", "hub"])

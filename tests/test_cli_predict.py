@@ -220,7 +220,7 @@ def test_what_a_person_sees(finished: Path, image: Path, digits: Path, capsys: C
     many = shown(capsys, "predict", finished, digits)
     assert "share" in many
     assert ".png" not in many
-    assert "--csv FILE.csv and --json tell of each image" in many
+    assert "--csv FILE.csv and --json list each image" in many
 
 
 def test_classes_may_be_called_anything(

@@ -193,6 +193,14 @@ def test_an_old_key_is_read_by_its_new_name(recipe: RecipeWriter) -> None:
         load_recipe(both)
 
 
+def test_a_key_that_is_gone_is_dropped_from_the_recipes_of_older_runs(
+    recipe: RecipeWriter,
+) -> None:
+    assert load_recipe(recipe("old.toml", "[watch]\ntrackio = false\n")) == RunConfig()
+    with pytest.raises(RecipeError, match=r"unknown recipe key 'watch\.trackio'"):
+        load_recipe(recipe("old.toml", "[watch]\ntrackio = true\n"))
+
+
 def test_extends_a_file_beside_it(recipe: RecipeWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe("base.toml", 'extends = "digits"\n[optim]\nlr = 0.5\nmomentum = 0.5\n')
     child = recipe("child.toml", 'extends = "base.toml"\n[optim]\nlr = 0.25\n')

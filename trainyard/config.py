@@ -28,6 +28,7 @@ from trainyard.section import Section
 from trainyard.training.config import LossConfig
 
 _RENAMED = {"run.max_silence": "run.hang_timeout"}  # old names of keys, which are still read
+_GONE = {"watch.trackio": False}  # keys in the recipe of every older run, which are dropped there
 _SHAPES = ("tuple_type", "missing", "too_long")  # pydantic's errors about the length of a list
 
 
@@ -383,6 +384,10 @@ def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecipeError(f"{path}: not TOML: {error}") from None
     _rename(tree, path)
+    for key, value in _GONE.items():
+        section, _, name = key.partition(".")
+        if isinstance(values := tree.get(section), dict) and values.get(name) is value:
+            del values[name]
     parent = tree.pop("extends", None)
     if parent is None:
         return tree

@@ -44,6 +44,7 @@ _FOREIGN = {
     "schedule.name": "lr_scheduler sched",
     "schedule.warmup: {} epochs": "lr_warmup_epochs warmup_epochs",
     "watch.project": "wandb_project",
+    "watch.tensorboard: true": "trackio",
     "watch.wandb: true": "log_wandb",
 }
 FOREIGN = {name: ours for ours, names in _FOREIGN.items() for name in names.split()}

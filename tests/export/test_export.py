@@ -1,6 +1,5 @@
 """Exported models, each run by its own library, say what the run's own evaluation says."""
 
-import dataclasses
 import json
 import re
 import sys
@@ -15,6 +14,7 @@ import pytest
 import timm
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from rich.console import Console
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -25,6 +25,7 @@ from tests.test_classifier import files_of
 from trainyard.classifier import load
 from trainyard.config import load_recipe
 from trainyard.errors import InputError, TrainyardError
+from trainyard.export.check import plain_model
 from trainyard.export.export import Exporter
 from trainyard.files import find_checkpoint
 from trainyard.run.evaluation import EvaluationOptions, evaluate_checkpoint
@@ -105,6 +106,20 @@ def test_each_library_makes_the_guesses_of_the_evaluation(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_each_library_makes_the_logits_of_the_model(
+    kind: str, exports: Path, trained: Path
+) -> None:
+    model = plain_model(load(trained))
+    _, channels, height, width = load(trained).preprocess(Image.new("RGB", (50, 40))).shape
+    for count in (1, 7):
+        images = torch.randn(count, channels, height, width)
+        with torch.no_grad():
+            ours, theirs = model(images), MODELS[kind](exports / f"model.{kind}")(images)
+        close = (0, 0) if kind in ("safetensors", "hub") else (1e-4, 1e-5)
+        torch.testing.assert_close(theirs, ours, rtol=close[0], atol=close[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_code_in_the_card_runs(
     kind: str,
     exports: Path,
@@ -149,6 +164,9 @@ def test_every_file_tells_what_it_takes(exports: Path, trained: Path) -> None:
     assert known["crop_pct"] == classifier.config.data.crop_pct
     assert (known["mean"], known["std"]) == ([0.31] * 3, [0.38] * 3)
     assert model.pretrained_cfg["label_names"] == [str(digit) for digit in range(10)]
+    # Those are of the weights that timm has for this architecture.
+    assert not model.pretrained_cfg.keys() & {"license", "origin_url", "paper_ids"}
+    assert not model.pretrained_cfg.get("tag")
 
 
 def test_files_can_be_read_by_others_and_nothing_else_is_left(exports: Path) -> None:
@@ -169,7 +187,8 @@ def test_the_card_tells_the_truth_and_no_paths(exports: Path, trained: Path, dig
     classifier = load(trained)
     (own,) = [line for line in evaluated if line["step"] == classifier.step]
     assert f"top-1 {own['ema_top1' if classifier.uses_ema else 'top1']:.2%}" in text
-    assert str(digits) not in text
+    for written in (text, (exports / "model.hub" / "README.md").read_text()):
+        assert str(digits) not in written and str(exports) not in written
     assert "| trained on | digits/train |" in text
 
 
@@ -192,9 +211,8 @@ def test_what_timm_would_build_otherwise_is_said(
     kind: str, transformer: Path, tmp_path: Path
 ) -> None:
     exporter = Exporter(load(transformer))
-    about = exporter._about
-    assert about.model_args.pop("patch_size") == 8
-    exporter._about = dataclasses.replace(about)
+    for arguments in (exporter._about.model_args, exporter._model._model_args):
+        assert arguments.pop("patch_size") == 8  # type: ignore[operator, union-attr]
     with pytest.raises(TrainyardError, match="timm cannot load it again") as error:
         if kind == "hub":
             exporter.to_hub(tmp_path / "m")

@@ -74,17 +74,16 @@ def export(options: argparse.Namespace) -> int:
         if options.hub is not None:
             exporter.check_timm(f"--hub {options.hub}")
         written = [] if kind is None else [exporter.to_file(Path(options.file), kind)]
-        told: list[tuple[str, Export, str | None]] = [(str(x.path), x, None) for x in written]
+        results: list[tuple[str, Export, str | None]] = [(str(x.path), x, None) for x in written]
         if options.hub is not None:
-            told.append((options.hub, exporter.to_hub(Path(options.hub)), None))
+            results.append((options.hub, exporter.to_hub(Path(options.hub)), None))
         if repository is not None:
             pushed = exporter.push(repository, written, private=options.private)
-            told.append((repository.name, *pushed))
+            results.append((repository.name, *pushed))
     if options.json:
-        print(json.dumps({"exports": [_as_json(*one) for one in told]}))
-        return 0
-    for one in told:
-        print_text(_line(*one))
+        print(json.dumps({"exports": [_as_json(*result) for result in results]}))
+    else:
+        print_text(*(_line(*result) for result in results))
     return 0
 
 
@@ -108,16 +107,16 @@ def _repository_of(options: argparse.Namespace) -> "Repository | None":
     return repository
 
 
-def _kind_of(file: str, asked: str | None) -> str:
+def _kind_of(file: str, given: str | None) -> str:
     kind = Path(file).suffix.removeprefix(".").lower()
-    if kind not in _KINDS and asked is None:
+    if kind not in _KINDS and given is None:
         raise InputError(f"{file}: the name does not end in .{', .'.join(_KINDS)}; add --format")
-    if kind in _KINDS and asked not in (None, kind):
+    if kind in _KINDS and given not in (None, kind):
         raise InputError(
-            f"{file}: ends in .{kind}, and --format is {asked}: leave one of them out, or name a "
-            f"file that ends in .{asked}"
+            f"{file}: ends in .{kind}, and --format is {given}: leave one of them out, or name a "
+            f"file that ends in .{given}"
         )
-    return asked or kind
+    return given or kind
 
 
 def _as_json(name: str, one: "Export", commit: str | None) -> dict[str, object]:

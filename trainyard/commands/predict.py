@@ -1,27 +1,69 @@
 """`trainyard predict`: predicts the classes of images."""
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from trainyard.commands.checkpoints import SECTIONS, add_checkpoint, check_overrides, check_target
 from trainyard.commands.loading import loading
 from trainyard.commands.numbers import positive
+from trainyard.commands.printing import result_console, write_csv
 from trainyard.errors import InputError
-from trainyard.printable import printable
+from trainyard.printable import print_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
-    from trainyard.classifier import Classifier
-    from trainyard.commands.predict_tables import Predicted
+    from trainyard.classifier import Classifier, Guess, Guesses
     from trainyard.data.index.unlabelled import Images
 
 _SHOWN = 10  # unreadable images listed with a reason
+_IN_FULL = 3  # up to so many images are shown with all guesses
+_ONE_BY_ONE = 500  # up to so many images get a line each; for more, classes are counted
+_BAR = 20  # characters
+
+
+class Row(NamedTuple):
+    """An image with its predictions."""
+
+    name: str
+    location: dict[str, Any]
+    """Its name, or its path and offset in a data set."""
+    error: str | None
+    guesses: "list[Guess]"
+    """The likeliest first; none with an error."""
+
+
+class Predictions(NamedTuple):
+    """Images with their predictions, in the order of the command line."""
+
+    classifier: "Classifier"
+    parts: "list[tuple[Images, Guesses]]"
+
+    def rows(self) -> Iterator[Row]:
+        for images, guesses in self.parts:
+            for number in range(len(images.index)):
+                location: dict[str, Any] = {}
+                if images.names is not None:
+                    location["image"] = images.names[number]
+                else:
+                    location["image"], location["offset"], _ = images.index.locate(number)
+                error, pair = guesses.bad.get(number), (guesses.classes, guesses.probabilities)
+                named = [] if error else self.classifier.named(*(of[number] for of in pair))
+                yield Row(images.name(number), location, error, named)
+
+    def bad(self) -> list[tuple[str, str]]:
+        """Names of images without a prediction, with the reasons."""
+        return [
+            (images.name(number), reason)
+            for images, guesses in self.parts
+            for number, reason in guesses.bad.items()
+        ]
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -73,59 +115,134 @@ def predict(options: argparse.Namespace) -> int:
         warn(console, [printable(f"left out: {left_out}") for left_out in accounts])
         with loading():  # after a look at the images: a wrong name is reported at once
             from trainyard.classifier import load
-            from trainyard.commands.predict_tables import as_json, print_answers, write_answers
         classifier = load(options.target, ema=options.ema, overrides=options.overrides)
-        answers = _answers(classifier, found, options.top, console)
-    bad = _bad(answers)
-    total = sum(len(images.index) for images, _ in answers)
+        predictions = _predicted(classifier, found, options.top, console)
+    bad, total = predictions.bad(), sum(len(images.index) for images in found)
     if len(bad) == total:
         name, reason = bad[0]
         more = "" if total == 1 else f"; of {total:,} images none can be read"
         raise InputError(f"{name}: {reason}{more}")
     if options.csv:
-        write_answers(Path(options.csv), classifier, answers)
+        _write_csv(Path(options.csv), predictions)
     if options.json:
-        print(as_json(classifier, answers))
+        print(_as_json(predictions))
     else:
-        print_answers(classifier, answers, options.csv)
-    _complain(bad, total)
+        _print(predictions, total - len(bad), options.csv)
+    for name, reason in bad[:_SHOWN]:
+        print_line(f"{name}: {reason}")
+    if len(bad) > 1:
+        print_line(f"{len(bad):,} of {total:,} images cannot be read")
     return 0
 
 
-def _answers(
+def _predicted(
     classifier: "Classifier", found: "Sequence[Images]", top: int, console: "Console"
-) -> "list[Predicted]":
-    from trainyard.commands.predict_tables import Predicted
+) -> Predictions:
     from trainyard.monitor.progress import counter
 
-    answers = []
-    total, done = sum(len(images.index) for images in found), 0
+    parts = []
+    before, total = 0, sum(len(images.index) for images in found)
     with counter(console, "predicting", total) as show:
         for images in found:
-            on_batch = partial(_counted_from, done, show)
-            said = classifier.predict_index(images.index, top, on_batch=on_batch)
-            said.bad.update(images.missing)
-            answers.append(Predicted(images, said))
-            done += len(images.index)
-    return answers
+            on_batch = partial(lambda before, begun: show(before + begun), before)
+            guesses = classifier.predict_index(images.index, top, on_batch=on_batch)
+            guesses.bad.update(images.missing)
+            parts.append((images, guesses))
+            before += len(images.index)
+    return Predictions(classifier, parts)
 
 
-def _counted_from(done: int, show: Callable[[int], None], begun: int) -> None:
-    show(done + begun)
+def _as_json(predictions: Predictions) -> str:
+    """All predictions as one JSON document."""
+    images = []
+    for row in predictions.rows():
+        guesses = [{"class": name, "probability": share} for name, share in row.guesses]
+        found = {"error": row.error} if row.error else {"guesses": guesses}
+        images.append(row.location | found)
+    classifier = predictions.classifier
+    tree = {
+        "checkpoint": str(classifier.checkpoint),
+        "step": classifier.step,
+        "weights": classifier.weights or "raw",
+        "images": images,
+    }
+    return json.dumps(tree)
 
 
-def _bad(answers: "Sequence[Predicted]") -> list[tuple[str, str]]:
-    """Names of images without a prediction, with the reasons."""
-    return [
-        (images.name(number), reason)
-        for images, said in answers
-        for number, reason in said.bad.items()
-    ]
+def _write_csv(path: Path, predictions: Predictions) -> None:
+    """Write a line per image: its name, its classes with probabilities, or its error.
+
+    InputError if the file cannot be written.
+    """
+    top = max(guesses.classes.shape[1] for _, guesses in predictions.parts)
+    columns = [f"{key}_{rank + 1}" for rank in range(top) for key in ("class", "probability")]
+    lines = [["image", "error", *columns]]
+    for row in predictions.rows():
+        cells = [cell for name, share in row.guesses for cell in (name, f"{share:.6f}")]
+        lines.append([row.name, row.error or "", *(cells or [""] * len(columns))])
+    write_csv("--csv", path, lines)
 
 
-def _complain(bad: Sequence[tuple[str, str]], total: int) -> None:
-    for name, reason in bad[:_SHOWN]:
-        print(printable(f"trainyard: {name}: {reason}"), file=sys.stderr)
-    if len(bad) > 1:
-        text = f"{len(bad):,} of {total:,} images cannot be read"
-        print(f"trainyard: {text}", file=sys.stderr)
+# --- on a terminal ---
+
+
+def _print(predictions: Predictions, count: int, written: str | None) -> None:
+    """Print all guesses of a few images, the top one of more, or counts of classes for many.
+
+    `count`: readable images; `written`: the file with a line per image, if there is one.
+    """
+    console = result_console()
+    if count <= _ONE_BY_ONE:
+        rows = [row for row in predictions.rows() if not row.error]
+        for row in rows if count <= _IN_FULL else ():
+            console.print(row.name, style="bold", soft_wrap=True)
+            console.print(_in_full(row))
+        if count > _IN_FULL:
+            console.print(_one_by_one(rows))
+    else:
+        console.print(_counted(predictions, count))
+        if written is None:
+            console.print("--csv FILE.csv and --json list each image", soft_wrap=True)
+    if written is not None:
+        console.print(f"each image is in {written}", soft_wrap=True)
+
+
+def _in_full(row: Row) -> "Table":
+    table = _table("class", ">probability", "")
+    for name, share in row.guesses:
+        table.add_row(name, f"{share:.1%}", "█" * round(_BAR * share))
+    return table
+
+
+def _one_by_one(rows: Sequence[Row]) -> "Table":
+    table = _table("image", "class", ">probability", "else")
+    for row in rows:
+        first, *others = row.guesses
+        rest = ", ".join(f"{name} {share:.1%}" for name, share in others[:2])
+        table.add_row(row.name, first.name, f"{first.probability:.1%}", rest)
+    return table
+
+
+def _counted(predictions: Predictions, images: int) -> "Table":
+    """The number of images of each class, of so many `images` in all."""
+    import numpy as np
+
+    counts = np.sum([guesses.counts for _, guesses in predictions.parts], axis=0)
+    table = _table("class", ">images", ">share")
+    for number in np.argsort(-counts, kind="stable"):
+        if count := counts[number]:
+            name = predictions.classifier.classes[number]
+            table.add_row(name, f"{count:,}", f"{count / images:.1%}")
+    return table
+
+
+def _table(*columns: str) -> "Table":
+    """An empty table; columns whose names begin with ">" are aligned on the right."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in columns:
+        side: Literal["right", "left"] = "right" if name.startswith(">") else "left"
+        table.add_column(name.removeprefix(">"), justify=side, overflow="fold")
+    return table

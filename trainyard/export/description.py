@@ -128,8 +128,8 @@ def describe(classifier: Classifier, license: str | None = None) -> Description:
         precision=config.batch.precision,
         evaluation=_evaluation(classifier),
         has_lists=classifier.has_lists,
-        train=_data(source_of(trained.data, "train")),
-        val=_data(source_of(trained.data, "val")),
+        train=_public_source(source_of(trained.data, "train")),
+        val=_public_source(source_of(trained.data, "val")),
         license=license,
         recipe=_recipe(trained),
         versions={
@@ -147,9 +147,9 @@ def _architecture(name: str) -> str:
 
 def _model_args(model: nn.Module) -> dict[str, Any]:
     """Arguments recorded by timm's factory, or model/own.py; the check finds missing ones."""
-    noted: dict[str, Any] = getattr(model, "_model_args", {})
-    own = {key: value for key, value in noted.items() if key not in _OF_TRAINING}
-    return {key: value for key, value in own.items() if key != "num_classes"}
+    recorded: dict[str, Any] = getattr(model, "_model_args", {})
+    left_out = (*_OF_TRAINING, "num_classes")
+    return {key: value for key, value in recorded.items() if key not in left_out}
 
 
 def _evaluation(classifier: Classifier) -> dict[str, Any]:
@@ -180,17 +180,17 @@ def _public(value: Any) -> Any:
         return {key: _public(one) for key, one in value.items()}
     if isinstance(value, list):
         return [_public(one) for one in value]
-    return _place(value) if isinstance(value, str) else value
+    return _public_location(value) if isinstance(value, str) else value
 
 
-def _data(source: Source) -> str:
+def _public_source(source: Source) -> str:
     """The locations of a source, to publish."""
     found = source.locations or ()
     locations = (found,) if isinstance(found, str) else found
-    return str(source._replace(locations=tuple(map(_place, locations))))
+    return str(source._replace(locations=tuple(map(_public_location, locations))))
 
 
-def _place(text: str) -> str:
+def _public_location(text: str) -> str:
     """A location to publish: without secrets, commands and options.
 
     Of a path that is absolute, or leads out of the working directory, it has the last two parts.

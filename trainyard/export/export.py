@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -17,7 +16,7 @@ from trainyard.export.card import MADE_BY, card
 from trainyard.export.check import Difference, DiffersError, compare, examples, plain_model
 from trainyard.export.description import Description, describe
 from trainyard.export.formats import FORMATS
-from trainyard.export.hub import CARD, CONFIG, WEIGHTS, is_ours, load_hub, write_hub
+from trainyard.export.hub import CARD, CONFIG, HUB, WEIGHTS, is_ours
 from trainyard.export.push import Repository
 from trainyard.files import disk_error, fsync, part_of, writing
 from trainyard.printable import printable
@@ -33,17 +32,8 @@ class Export:
     """Its format, or "hub"."""
     bytes: int
     difference: Difference
-    files: dict[str, Path]
-    """All files, the card included, by the names that they have in a repository."""
-
-
-class Pushed(NamedTuple):
-    """What was uploaded."""
-
-    export: Export
-    """The main part; a folder for timm is gone from this disk."""
-    commit: str
-    """The URL of the commit."""
+    files: list[Path]
+    """All files, the card included."""
 
 
 class Exporter:
@@ -69,7 +59,7 @@ class Exporter:
         written, TrainyardError if the model cannot be exported to this format.
         """
         check_file(path, kind)
-        with _beside(path, self._bytes) as folder:
+        with _staging(path, self._bytes) as folder:
             inner = folder / path.name
             difference = self._checked(kind, inner)
             size = sum(file.stat().st_size for file in folder.iterdir())
@@ -81,7 +71,7 @@ class Exporter:
             parts = [f.name for f in folder.iterdir() if f.name not in (first, last)]
             names = [first, *parts, last]
             _move(folder, path.parent, names)
-        return Export(path, kind, size, difference, {name: path.parent / name for name in names})
+        return Export(path, kind, size, difference, [path.parent / name for name in names])
 
     def to_hub(self, path: Path, name: str | None = None) -> Export:
         """Write a folder that timm loads, new or in place of an earlier export.
@@ -90,43 +80,48 @@ class Exporter:
         """
         check_hub(path)
         self.check_timm(f"--hub {path}")
-        with _beside(path, self._bytes) as folder:
+        name = name or f"local-dir:{path.absolute().name}"
+        with _staging(path, self._bytes) as folder:
             difference = self._checked("hub", folder)
             size = sum(file.stat().st_size for file in folder.iterdir())
-            text = printable(card(self._about, "hub", name or f"local-dir:{path}", difference))
+            text = printable(card(self._about, "hub", name, difference))
             (folder / CARD).write_text(text, encoding="utf-8")
             path.mkdir(exist_ok=True)
             names = [CARD, CONFIG, WEIGHTS]
             _move(folder, path, names)
-        return Export(path, "hub", size, difference, {name: path / name for name in names})
+        return Export(path, "hub", size, difference, [path / name for name in names])
 
-    def push(self, to: Repository, beside: Sequence[Export] = (), *, private: bool) -> Pushed:
-        """Upload a folder for timm, and exported files beside it, in one commit.
+    def push(
+        self, to: Repository, beside: Sequence[Export] = (), *, private: bool
+    ) -> tuple[Export, str]:
+        """Upload a folder for timm, and exported files beside it.
 
-        A model that timm does not know is uploaded as those files alone, with the first one's card.
-        Errors are those of `to_hub` and of `Repository.push`.
+        Returns the main part, and the URL of the commit. A model that timm does not know is
+        uploaded as those files alone, with the first one's card. Errors are those of `to_hub` and
+        of `Repository.push`.
         """
-        files = {name: file for one in beside for name, file in one.files.items()}
-        message = f"{self._about.architecture}, step {self._about.step:,}"
         if not beside:
             self.check_timm(f"--push {to.name}")
-        if self._about.own_module is not None:
-            files[CARD] = card_of(beside[0].path)
-            return Pushed(beside[0], to.push(files, message, private=private))
-        with TemporaryDirectory() as folder:
-            made = self.to_hub(Path(folder) / "export", to.timm_name)
-            return Pushed(made, to.push(files | made.files, message, private=private))
+        message = f"{self._about.architecture}, step {self._about.step:,}"
+        with TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "export"
+            if self._about.own_module is None:
+                main = self.to_hub(folder, to.timm_name)
+            else:
+                main = beside[0]
+                folder.mkdir()
+                (folder / CARD).symlink_to(card_of(main.path).absolute())
+            for file in (file for one in beside for file in one.files):
+                if not (folder / file.name).exists():  # FILE may be called model.safetensors
+                    (folder / file.name).symlink_to(file.absolute())
+            return main, to.push(folder, message, private=private)
 
     def _checked(self, kind: str, path: Path) -> Difference:
         """Write, reload and compare."""
         try:
-            if kind == "hub":
-                write_hub(self._model, self._about, path)
-                exported = load_hub(path)
-            else:
-                FORMATS[kind].write(self._model, self._about, path)
-                exported = FORMATS[kind].load(self._about, path)
-            return compare(self._model, exported, self._examples)
+            form = HUB if kind == "hub" else FORMATS[kind]
+            form.write(self._model, self._about, path)
+            return compare(self._model, form.load(self._about, path), self._examples)
         except OSError:
             raise
         except DiffersError as error:
@@ -172,7 +167,7 @@ def check_hub(path: Path) -> None:
 
 
 @contextmanager
-def _beside(path: Path, needed: int) -> Iterator[Path]:
+def _staging(path: Path, needed: int) -> Iterator[Path]:
     """A temporary hidden folder on the same disk. InputError if it cannot be written.
 
     DiskError if the disk is full or read-only; `needed`: bytes to be written.

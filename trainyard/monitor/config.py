@@ -15,13 +15,11 @@ class WatchConfig(Section):
     keeps the run on this machine."""
     tensorboard: bool = False
     """Write TensorBoard's event files into the run directory."""
-    trackio: bool = False
-    """Report to trackio, which keeps its database on this machine."""
     mlflow: bool = False
     """Report to MLflow, at the server that `MLFLOW_TRACKING_URI` names. A restart continues the
     same run there."""
     project: str = "trainyard"
-    """Project name for Weights & Biases and trackio; MLflow's experiment."""
+    """Project name for Weights & Biases; MLflow's experiment."""
     artifacts: bool = False
     """Upload the best checkpoint to Weights & Biases and MLflow at the end of the run."""
     profile: str | None = None

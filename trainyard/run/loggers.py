@@ -18,7 +18,6 @@ from trainyard.monitor.sinks import JsonLinesSink, Sink, Sinks
 from trainyard.monitor.trackers.mlflow import MlflowTracker
 from trainyard.monitor.trackers.tensorboard import TensorboardTracker
 from trainyard.monitor.trackers.tracker import Guarded, Tracker, missing
-from trainyard.monitor.trackers.trackio import TrackioTracker
 from trainyard.monitor.trackers.wandb import WandbTracker
 from trainyard.world import World, together
 
@@ -112,20 +111,11 @@ def _opened(
     return loggers
 
 
-def _open_wandb(config: RunConfig, folder: RunDirectory) -> Tracker:
+def _open_at_server(
+    tracker: type[WandbTracker] | type[MlflowTracker], config: RunConfig, folder: RunDirectory
+) -> Tracker:
     recipe, watch = config.model_dump(mode="json"), config.watch
-    return WandbTracker(
-        folder,
-        recipe,
-        project=watch.project,
-        artifacts=watch.artifacts,
-        best_by=config.run.best_by,
-    )
-
-
-def _open_mlflow(config: RunConfig, folder: RunDirectory) -> Tracker:
-    recipe, watch = config.model_dump(mode="json"), config.watch
-    return MlflowTracker(
+    return tracker(
         folder,
         recipe,
         project=watch.project,
@@ -138,17 +128,11 @@ def _open_tensorboard(config: RunConfig, folder: RunDirectory) -> Tracker:
     return TensorboardTracker(folder.path / "tensorboard")
 
 
-def _open_trackio(config: RunConfig, folder: RunDirectory) -> Tracker:
-    recipe = config.model_dump(mode="json")
-    return TrackioTracker(folder.path, recipe, project=config.watch.project)
-
-
 # By recipe key, which is also the name of the package and of Trainyard's extra.
 _TRACKERS: dict[str, Callable[[RunConfig, RunDirectory], Tracker]] = {
-    "wandb": _open_wandb,
+    "wandb": partial(_open_at_server, WandbTracker),
     "tensorboard": _open_tensorboard,
-    "trackio": _open_trackio,
-    "mlflow": _open_mlflow,
+    "mlflow": partial(_open_at_server, MlflowTracker),
 }
 
 

@@ -14,6 +14,7 @@ from trainyard.data.order import Order, training_order
 from trainyard.distributed import Heartbeat
 from trainyard.files import RunDirectory
 from trainyard.monitor.clock import Clock
+from trainyard.monitor.profiler import check_window
 from trainyard.optim.schedules import Schedule
 from trainyard.run.build import (
     adapt_to_images,
@@ -123,4 +124,5 @@ def _check(
     check_batches(config, course, world)
     check_decoding(config, device)
     check_extra_transform(config, data.train, device)
+    check_window(config.watch.profile, course.num_steps)
     check_trackers(config.watch, world)

@@ -155,7 +155,7 @@ class Trainer:
                 report=self.report,
             ) as self.feed,
             self.feeds.evaluations(data.val) as self.kept,
-            profiling(profile, folder.path / "profile", self.report) as profiled,
+            profiling(profile, self.state.step, folder.path / "profile", self.report) as profiled,
             self.watchdog.explaining(),
         ):
             self.feed.seek(self.state.step, self.state.skipped)

@@ -22,7 +22,7 @@ Report = dict[str, Any]
 PLACE = {"step": "step", "epoch": "epoch", "samples": "samples", "time": "seconds"}
 OPTIONS = (
     *("--watch.wandb", "true", "--watch.artifacts", "true", "--watch.tensorboard", "true"),
-    *("--watch.trackio", "true", "--watch.project", "tests", "--data.threads", "1"),
+    *("--watch.project", "tests", "--data.threads", "1"),
     *("--run.length", "8 steps", "--run.log_every", "1 steps", "--run.eval_every", "4 steps"),
     *("--run.save_every", "4 steps", "--run.keep", "9", "--json"),
 )
@@ -32,7 +32,7 @@ def environment(home: Path) -> dict[str, str]:
     """One in which nothing of this machine's user is seen, or written to."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
     wandb = {f"WANDB_{name}_DIR": str(home / name) for name in ("CACHE", "CONFIG", "DATA")}
-    own = {"HOME": str(home), "TRACKIO_DIR": str(home / "trackio"), "WANDB_MODE": "offline"}
+    own = {"HOME": str(home), "WANDB_MODE": "offline"}
     return kept | wandb | own | {"PYTHONPATH": str(Path(__file__).parents[3])}
 
 
@@ -156,36 +156,10 @@ def test_tensorboard_has_what_counts(tracked: Path) -> None:
                 expected.setdefault(tag, []).append((report["step"], float(np.float32(value))))
     shown = {tag: board.Scalars(tag) for tag in board.Tags()["scalars"]}
     assert expected == {tag: [(e.step, e.value) for e in events] for tag, events in shown.items()}
-    (text,) = board.Tensors("events/resumed")
+    (text,) = board.Tensors("events/resumed/text_summary")
     assert text.step == 4
     (resumed,) = (event for event in history.events if event["event"] == "resumed")
     assert text.tensor_proto.string_val[0].decode() == resumed["message"]
-
-
-# --- trackio ---
-
-READ = """
-import json, sys
-import trackio
-from trackio.sqlite_storage import SQLiteStorage
-runs = list(trackio.Api().runs("tests"))
-logs = [SQLiteStorage.get_logs("tests", run.name, run_id=run.id) for run in runs]
-print(json.dumps([[run.name, run.config, log] for run, log in zip(runs, logs)]))
-"""
-
-
-def test_trackio_has_one_run_with_every_report(tracked: Path) -> None:
-    run = tracked / "a run"
-    ((name, config, logs),) = json.loads(python(tracked / "home", "-c", READ))
-    assert name == "a run"
-    assert config["optim"] == load_recipe(str(run / "recipe.toml")).optim.model_dump(mode="json")
-    kept = [{key: value for key, value in log.items() if key != "timestamp"} for log in logs]
-    expected = [numbers(report) for report in all_reports(run)]
-    assert sorted(kept, key=in_order) == sorted(expected, key=in_order)
-
-
-def in_order(log: dict[str, float]) -> tuple[float, float, bool]:
-    return log["step"], log["seconds"], "val/top1" in log
 
 
 # --- none at all ---
@@ -193,7 +167,7 @@ def in_order(log: dict[str, float]) -> tuple[float, float, bool]:
 OFF = """
 import sys, threading
 # To import them is an error.
-sys.modules |= {"wandb": None, "tensorboard": None, "trackio": None, "mlflow": None}
+sys.modules |= {"wandb": None, "tensorboard": None, "mlflow": None}
 from trainyard.command_line import main
 assert main(sys.argv[1:]) == 0
 print(threading.active_count())

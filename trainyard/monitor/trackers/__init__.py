@@ -1,1 +1,1 @@
-"""Experiment trackers: Weights & Biases, TensorBoard, trackio, MLflow."""
+"""Experiment trackers: Weights & Biases, TensorBoard, MLflow."""

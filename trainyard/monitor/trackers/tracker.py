@@ -1,8 +1,12 @@
-"""Common parts of trackers: names of figures, saved ids of runs, error handling."""
+"""Common parts of trackers: names of numbers, saved ids of runs, a thread for each of them."""
 
 import json
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Thread
 from typing import Protocol
 
 from trainyard.errors import RecipeError
@@ -11,11 +15,16 @@ from trainyard.installation import install_hint
 from trainyard.monitor.history import read_history, score
 from trainyard.monitor.reports import Report
 
+_START_S = 20.0  # for an answer before training starts; then a tracker may take longer
+_PATIENCE_S = 300.0  # for unsent data at the end of a run
+_LOGIN = re.compile(r"://[^/\s\"<>]*@")
 # Fields of every report, whatever its kind; some trackers have a "time" of their own.
-_PLACE = {"step": "step", "epoch": "epoch", "samples": "samples", "time": "seconds"}
+_OF_ALL_KINDS = {"step": "step", "epoch": "epoch", "samples": "samples", "time": "seconds"}
 
 
 class Tracker(Protocol):
+    """All calls come from one thread, and may take as long as they like."""
+
     def write(self, report: Report) -> None: ...
 
     def complete(self) -> None:
@@ -24,30 +33,35 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-def figures(report: Report) -> dict[str, float]:
+def numbers(report: Report) -> dict[str, float]:
     """The numbers of a train or val report: "train/loss" and the like, "step", "seconds"."""
     return {
-        _PLACE.get(key, f"{report['kind']}/{key}"): value
+        _OF_ALL_KINDS.get(key, f"{report['kind']}/{key}"): value
         for key, value in report.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
 
 
 class BestEvaluation:
-    """The best evaluation of a run so far, those before it was resumed included."""
+    """The best evaluation of a run so far, those before it was resumed included.
+
+    Evaluations that a kill or a rollback has undone do not count.
+    """
 
     def __init__(self, metrics: Path, best_by: str) -> None:
-        self.report: Report = {}
+        self._evaluations = read_history(metrics).val if metrics.exists() else []
         self._best_by = best_by
-        for report in read_history(metrics).val if metrics.exists() else []:
-            self.is_improved_by(report)
+        self.report: Report = {}
+        """The best one at the latest call of `after`."""
 
-    def is_improved_by(self, report: Report) -> bool:
-        """Whether an evaluation is the new best one, which is then kept."""
-        is_better = score(report, self._best_by) > score(self.report, self._best_by)
-        if is_better:
-            self.report = report
-        return is_better
+    def after(self, evaluation: Report) -> dict[str, float]:
+        """The numbers of the best one, a new evaluation included: "best/step", "best/top1"."""
+        step = evaluation["step"]
+        before = [report for report in self._evaluations if report["step"] < step]
+        self._evaluations = [*before, evaluation]
+        self.report = max(self._evaluations, key=lambda report: score(report, self._best_by))
+        found = numbers(self.report | {"kind": "best"}).items()
+        return {f"best/{key.removeprefix('best/')}": value for key, value in found}
 
 
 class TrackerIds:
@@ -74,59 +88,83 @@ class TrackerIds:
 
 
 class Guarded:
-    """A tracker whose failure does not end the run: it is reported once, and the tracker is off."""
+    """A tracker in a thread of its own: what fails or hangs there neither ends nor slows the run.
+
+    A failure is reported once, and the tracker is then off. The thread keeps no process alive.
+    """
 
     def __init__(
-        self, name: str, open_tracker: Callable[[], Tracker], complain: Callable[[str], None]
+        self, name: str, open_tracker: Callable[[], Tracker], warn: Callable[[str], None]
     ) -> None:
         """RecipeError if the tracker cannot start for a reason that the user can fix."""
-        self._name = name
-        self._complain = complain
-        self._tracker: Tracker | None = None
-        try:
-            self._tracker = open_tracker()
-        except RecipeError:
-            raise
-        except ImportError as error:
-            raise missing(name, f"{error}") from None
-        except Exception as error:
-            self._give_up(error)
+        self._name, self._warn = name, warn
+        self._jobs: SimpleQueue[Callable[[Tracker], None] | None] = SimpleQueue()
+        self._error: Exception | None = None
+        self._is_off = False
+        self._opened, self._ended = Event(), Event()
+        Thread(target=self._work, args=(open_tracker,), name=name, daemon=True).start()
+        self._opened.wait(_START_S)
+        if isinstance(self._error, RecipeError):
+            raise self._error
+        if isinstance(self._error, ImportError):
+            raise missing(name, f"{self._error}") from None
+        self._check()
 
     def write(self, report: Report) -> None:
-        self._attempt(lambda tracker: tracker.write(report))
+        self._add(lambda tracker: tracker.write(report))
 
     def complete(self) -> None:
-        self._attempt(lambda tracker: tracker.complete())
+        self._add(lambda tracker: tracker.complete())
 
     def close(self) -> None:
-        self._attempt(lambda tracker: tracker.close())
+        """Waits for unsent data, for some minutes at most."""
+        self._check()
+        self._jobs.put(None)
+        is_at_work = self._opened.is_set() and not self._is_off
+        patience_s = _PATIENCE_S if is_at_work else _START_S
+        if not self._ended.wait(patience_s) and not self._error:
+            self._error = TimeoutError(f"unsent data after {patience_s:.0f} seconds")
+        self._check()
 
-    def _attempt(self, act: Callable[[Tracker], None]) -> None:
-        if self._tracker is None:
+    def _add(self, job: Callable[[Tracker], None]) -> None:
+        self._check()
+        if not self._is_off:
+            self._jobs.put(job)
+
+    def _check(self) -> None:
+        """Report the failure of an earlier call, once."""
+        if self._error is None or self._is_off:
             return
-        try:
-            act(self._tracker)
-        except Exception as error:
-            tracker, self._tracker = self._tracker, None
-            self._give_up(error)
-            _close_anyway(tracker)
-
-    def _give_up(self, error: Exception) -> None:
-        reason = f"{error}".strip().partition("\n")[0] or type(error).__name__
-        self._complain(
-            f"watch.{self._name} is off until the run is started again, as it failed: {reason}"
+        self._is_off = True
+        self._warn(
+            f"watch.{self._name} is off until the run is started again, as it failed: "
+            f"{reason(self._error)}"
         )
 
+    def _work(self, open_tracker: Callable[[], Tracker]) -> None:
+        tracker = None
+        try:
+            tracker = open_tracker()
+            self._opened.set()
+            while (job := self._jobs.get()) is not None:
+                job(tracker)
+            tracker.close()
+        except Exception as error:
+            self._error = error
+            with suppress(Exception):  # it has failed, and may fail here again
+                if tracker is not None:
+                    tracker.close()
+        finally:
+            self._opened.set()
+            self._ended.set()
 
-def _close_anyway(tracker: Tracker) -> None:
-    """Close a tracker that has failed, and may fail here again."""
-    try:
-        tracker.close()
-    except Exception:
-        return
+
+def reason(error: Exception) -> str:
+    """The first line of a message, which may quote a server's address, without its login."""
+    return _LOGIN.sub("://", f"{error}".strip().partition("\n")[0] or type(error).__name__)
 
 
-def missing(name: str, reason: str = "") -> RecipeError:
+def missing(name: str, details: str = "") -> RecipeError:
     """The error for a missing package; `name` is the tracker's package, recipe key and extra."""
-    reason = f" ({reason})" if reason else ""
-    return RecipeError(f"watch.{name} needs {name}{reason}: {install_hint(name)}")
+    details = f" ({details})" if details else ""
+    return RecipeError(f"watch.{name} needs {name}{details}: {install_hint(name)}")

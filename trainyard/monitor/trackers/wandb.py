@@ -11,13 +11,13 @@ from typing import Any
 from trainyard.errors import RecipeError
 from trainyard.files import RunDirectory
 from trainyard.monitor.reports import Report
-from trainyard.monitor.trackers.tracker import BestEvaluation, TrackerIds, figures
+from trainyard.monitor.trackers.tracker import BestEvaluation, TrackerIds, numbers, reason
 
 _PATIENCE_S = 300.0  # for unsent data at the end of a run; `wandb sync` sends the rest
 
 
 class WandbTracker:
-    """Figures are plotted against "step", a figure of Trainyard's.
+    """Numbers are plotted against "step", a number of Trainyard's.
 
     W&B's own step counter only increases, and rejects steps that are repeated after a kill.
     """
@@ -54,7 +54,7 @@ class WandbTracker:
                 )
         except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
             raise RecipeError(
-                f"watch.wandb: {error} (WANDB_MODE=offline keeps the run on this machine)"
+                f"watch.wandb: {reason(error)} (WANDB_MODE=offline keeps the run on this machine)"
             ) from None
         self._teardown = wandb.teardown
         self._run.define_metric("step", hidden=True)
@@ -62,19 +62,18 @@ class WandbTracker:
         self._checkpoint = folder.checkpoints / "best" if artifacts else None
         self._is_complete = False
         self._best = BestEvaluation(folder.metrics, best_by)
-        if self._best.report:
-            self._summarise(self._best.report)
 
     def write(self, report: Report) -> None:
         if report["kind"] == "event":
             return
-        self._run.log(figures(report))
-        if report["kind"] == "val" and self._best.is_improved_by(report):
-            self._summarise(report)
+        self._run.log(numbers(report))
+        if report["kind"] == "val":
+            # "best/step" and so on: W&B itself puts the latest "step" into the summary.
+            self._run.summary.update(self._best.after(report))
 
     def complete(self) -> None:
         if self._checkpoint is not None:
-            self._give(self._checkpoint.resolve())
+            self._upload(self._checkpoint.resolve())
         self._is_complete = True
 
     def close(self) -> None:
@@ -85,14 +84,7 @@ class WandbTracker:
                 self._teardown(1)  # otherwise it retries at exit and prints the failure
             raise
 
-    def _summarise(self, report: Report) -> None:
-        best = figures(report | {"kind": "best"})
-        # "best/step" and so on: W&B itself puts the latest "step" into the summary.
-        self._run.summary.update(
-            {f"best/{key.removeprefix('best/')}": value for key, value in best.items()}
-        )
-
-    def _give(self, checkpoint: Path) -> None:
+    def _upload(self, checkpoint: Path) -> None:
         import wandb
 
         artifact = wandb.Artifact(f"run-{self._run.id}-best", "model", metadata=self._best.report)
