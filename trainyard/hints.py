@@ -90,7 +90,7 @@ def foreign_names() -> dict[str, str]:
     """Ours by the names of other trainers, with the form of the value if it differs."""
     import tomllib
 
-    return tomllib.loads((Path(__file__).parent / "foreign_names.toml").read_text())
+    return tomllib.loads((Path(__file__).parent / "foreign_names.toml").read_text("utf-8"))
 
 
 def hint_at_argument(word: str, value: str | None, known: Collection[str], command: str) -> str:

@@ -1,4 +1,4 @@
-"""Draws terminal.svg and terminal-80.svg: a run of the digits, on 100 and on 80 columns.
+"""Draws terminal.svg: a run of the digits.
 
     python docs/images/terminal.py data/digits
 
@@ -23,6 +23,7 @@ from trainyard.run.trainer import train
 from trainyard.world import World
 
 HERE = Path(__file__).parent
+WIDTH = 100
 UNTIL = 22.1  # epochs of 24
 FORMAT = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 """Without fonts from elsewhere."""
@@ -35,17 +36,15 @@ def main(data: str) -> None:
         recipe = load_recipe("digits", overrides)
         train(recipe, folder, world=World(), console=Console(quiet=True))
         lines = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    reports = [json.loads(line) for line in lines]
-    draw(reports, "terminal.svg", 100)
-    draw(reports, "terminal-80.svg", 80)
+    draw([json.loads(line) for line in lines])
 
 
-def draw(reports: list[dict[str, Any]], name: str, width: int) -> None:
+def draw(reports: list[dict[str, Any]]) -> None:
     images = round(reports[-1]["samples"] / reports[-1]["epoch"])
     course = build_course("24 epochs", epoch_samples=images, batch=64, image_size=32)
     with open("/dev/null", "w") as nowhere:
         console = Console(
-            record=True, width=width, force_terminal=True, force_interactive=False, file=nowhere
+            record=True, width=WIDTH, force_terminal=True, force_interactive=False, file=nowhere
         )
         console.print(COMMAND, style="bold", highlight=False)
         sink, live = ConsoleSink(course, console), LiveLine(console, course.num_steps, "24")
@@ -56,7 +55,7 @@ def draw(reports: list[dict[str, Any]], name: str, width: int) -> None:
             elif report["epoch"] > UNTIL:
                 break
         console.print(live)
-        console.save_svg(str(HERE / name), title="trainyard", code_format=FORMAT)
+        console.save_svg(str(HERE / "terminal.svg"), title="trainyard", code_format=FORMAT)
 
 
 if __name__ == "__main__":
