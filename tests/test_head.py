@@ -18,7 +18,7 @@ from trainyard.config import RunConfig, load_recipe
 from trainyard.course import build_course
 from trainyard.data.open_datasets import Datasets
 from trainyard.monitor.console import ConsoleSink
-from trainyard.monitor.escaping import EscapingConsole
+from trainyard.monitor.terminal import EscapingConsole
 from trainyard.report.page import page
 from trainyard.report.pictures import Gallery
 from trainyard.report.runs import read_runs

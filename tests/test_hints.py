@@ -9,7 +9,15 @@ import pytest
 from tests.docs.pages import DOCS, options_of_training, rows_beside_ours
 from trainyard import hints
 from trainyard.config import RunConfig, all_keys, override
-from trainyard.hints import closest, did_you_mean, foreign, near_pattern, same, similar
+from trainyard.hints import (
+    closest,
+    did_you_mean,
+    foreign_names,
+    from_other_trainer,
+    ignoring_punctuation,
+    near_pattern,
+    nearest,
+)
 
 PACKAGE = Path(hints.__file__).parent
 VALUES = {"augment.randaugment": "rand-m9-n2", "optim.betas": "0.9,0.95", "model.name": "resnet50"}
@@ -39,8 +47,8 @@ def test_the_closest_names(word: str, known: list[str], meant: list[str]) -> Non
 
 
 def test_names_that_are_the_same_come_before_similar_ones() -> None:
-    assert same("val", ["value", "data.val"]) == ["data.val"]
-    assert similar("val", ["value", "data.val"]) == ["value", "data.val"]
+    assert ignoring_punctuation("val", ["value", "data.val"]) == ["data.val"]
+    assert nearest("val", ["value", "data.val"]) == ["value", "data.val"]
     assert closest("val", ["value", "data.val"]) == ["data.val"]
 
 
@@ -59,13 +67,13 @@ def test_patterns_that_are_suggested_fit() -> None:
     assert near_pattern("qqq", names) == ""
 
 
-@pytest.mark.parametrize("name", hints.FOREIGN)
+@pytest.mark.parametrize("name", foreign_names())
 def test_other_trainers_names_lead_to_values_that_are_valid(name: str) -> None:
-    target, form = foreign(name.replace("_", "-")) or ("", "")
+    target, form = from_other_trainer(name.replace("_", "-"))
     if "." not in target:
-        assert f"--{target}" in options_of_training()
+        assert f"--{target}" in options_of_training() or target == "CUDA_VISIBLE_DEVICES"
         return
-    assert not same(name, all_keys()), "the key has that name itself"
+    assert not ignoring_punctuation(name, all_keys()), "the key has that name itself"
     override(RunConfig(), {target: form.format(VALUES.get(target, "1"))})
 
 
@@ -75,7 +83,8 @@ def test_the_documentation_maps_them_in_the_same_way(trainer: str) -> None:
     for theirs, ours in rows_beside_ours(DOCS / "come-from" / f"{trainer}.md"):
         for flag in re.findall(r"`--([\w-]+)", theirs):
             documented[flag] |= set(re.findall(r"`(?:--)?([a-z_.]+)", ours))
-    ours_of = {flag: target[0] for flag in documented if (target := foreign(flag))}
+    keys = {flag: from_other_trainer(flag)[0] for flag in documented}
+    ours_of = {flag: key for flag, key in keys.items() if key and key != "CUDA_VISIBLE_DEVICES"}
     assert len(ours_of) > 10
     assert [flag for flag, key in ours_of.items() if key not in documented[flag]] == []
 

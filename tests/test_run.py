@@ -11,7 +11,7 @@ from trainyard.config import load_recipe
 from trainyard.course import build_course
 from trainyard.distributed import Watchdog
 from trainyard.files import RunDirectory
-from trainyard.monitor.sinks import Sinks
+from trainyard.monitor.reports import Sinks
 from trainyard.run.parts import Parts
 from trainyard.run.pretrained import Beginning
 from trainyard.run.trainer import Trainer

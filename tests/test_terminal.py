@@ -18,7 +18,7 @@ STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 ESTIMATE = ("estimate", "resnet50-16ep", "--device", "h100-sxm", "--gpus", "8,16,4096")
 COMMANDS: list[tuple[str, ...]] = [
-    ("evaluate", "RUN", "--per-class", "5", "--confusions", "5", "--flip", "--also", "DATA"),
+    ("evaluate", "RUN", "--per-class", "5", "--confusions", "5", "--flip", "--data", "DATA"),
     ("predict", "RUN", "DATA/val/3"),
     ("export", "RUN", "weights.safetensors"),
     ("report", "RUN"),

@@ -98,9 +98,9 @@ def evaluate(
 
     folder, checkpoint = find_checkpoint(Path(run))
     config = evaluation_recipe(folder, overrides)
-    places = (None,) if data is None else (tuple(validation_splits(_texts(data))),)
+    places = None if data is None else tuple(validation_splits(_texts(data)))
     question = EvaluationOptions(data=places, flip=flip, ema=ema, all_classes=all_classes)
-    (result,) = evaluate_checkpoint(config, checkpoint, question, world=world, console=console)
+    result = evaluate_checkpoint(config, checkpoint, question, world=world, console=console)
     return result.as_dict()
 
 
@@ -197,7 +197,6 @@ def _texts(places: StrPath | Sequence[StrPath]) -> list[str]:
 
 def _console(world: "World") -> "Console":
     """The first rank's terminal or notebook cell; muted on the others."""
-    from trainyard.monitor.console import console_of
-    from trainyard.monitor.notebook import notebook_console
+    from trainyard.monitor.terminal import console_of
 
-    return (world.is_first and notebook_console()) or console_of(world)
+    return console_of(world)

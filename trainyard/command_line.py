@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,17 +27,17 @@ from trainyard.commands import (
     results,
     train,
 )
-from trainyard.commands.mistakes import explain_argument, explain_choice, explain_missing
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.distributed import discover
 from trainyard.errors import InputError, NotSaved, Stopped, TrainyardError
 from trainyard.files import WRITER, disk_error
+from trainyard.hints import as_question, closest, hint_at_argument
 from trainyard.installation import VERSION, remark_on_other_distribution
 from trainyard.printable import printable
 from trainyard.streams import lost_output
 from trainyard.world import World
 
-_NOT_AS_IT_SHOULD_BE = (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
+_PATH_ERRORS = (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 _LIMITS = {
     "Too many open files": "raise `ulimit -n`",
@@ -65,17 +65,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options, unknown = _parser().parse_known_args(words)
         _check_working_directory()
         if unknown:
-            raise InputError(explain_argument(unknown[0], given, options))
+            raise _unknown_argument(unknown[0], given, options)
         if overrides and not options.takes_overrides:
             raise InputError(
                 f"{options.command} takes no recipe keys such as {next(iter(overrides))}"
             )
         options.overrides = overrides
-        _say_first(options)
+        _print_startup_line(options)
         code: int = options.run_command(options)
         return _code_with_output(code, is_run=options.command in _RUNS)
     except TrainyardError as error:
-        return say(error)
+        return print_error(error)
     except NotSaved as error:
         print("trainyard: interrupted again: the last steps are not saved", file=sys.stderr)
         return error.exit_code
@@ -83,10 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("trainyard: interrupted", file=sys.stderr)
         return Stopped.exit_code
     except Exception as error:
-        told = _of_a_file(error) or _of_a_limit(error)
-        if told is None:
+        shown = _path_error(error) or _limit_error(error)
+        if shown is None:
             raise
-        return say(told)
+        return print_error(shown)
 
 
 def _code_with_output(code: int, *, is_run: bool) -> int:
@@ -104,14 +104,14 @@ def _check_working_directory() -> None:
         raise InputError("the working directory was removed: cd to another one") from None
 
 
-def _say_first(options: argparse.Namespace) -> None:
+def _print_startup_line(options: argparse.Namespace) -> None:
     """A line on a terminal at once, if it may take longer than 0.3 s until the command has one."""
-    is_heard = sys.stderr.isatty() and not getattr(options, "quiet", False)
-    if is_heard and (line := _first_line(options)) and _world().is_first:
+    is_interactive = sys.stderr.isatty() and not getattr(options, "quiet", False)
+    if is_interactive and (line := _startup_line(options)) and _world().is_first:
         print(f"{options.parser.prog}: {line}", file=sys.stderr, flush=True)
 
 
-def _first_line(options: argparse.Namespace) -> str | None:
+def _startup_line(options: argparse.Namespace) -> str | None:
     more = ("params", "plot")  # options of `recipes`
     loads = options.command in _LOAD_TORCH or any(getattr(options, name, None) for name in more)
     launches = options.command == "launch" and options.launcher == "local" and not options.dry_run
@@ -123,7 +123,7 @@ def _first_line(options: argparse.Namespace) -> str | None:
     return "reading" if options.command == "report" else None
 
 
-def _of_a_file(error: Exception) -> TrainyardError | None:
+def _path_error(error: Exception) -> TrainyardError | None:
     """The error to print for a full disk, or a file of a wrong name, kind or mode; else None."""
     name = getattr(error, "filename", None)
     path = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else None
@@ -132,12 +132,12 @@ def _of_a_file(error: Exception) -> TrainyardError | None:
         return TrainyardError(f"{os.strerror(full.errno or 0)}: {full.advice}")
     if path is not None and isinstance(error, OSError) and error.errno in _NO_PATH:
         return InputError(f"{path}: {error.strerror}")
-    if path is not None and isinstance(error, _NOT_AS_IT_SHOULD_BE):
+    if path is not None and isinstance(error, _PATH_ERRORS):
         return TrainyardError(f"{path}: {error.strerror}")
     return full
 
 
-def _of_a_limit(error: Exception) -> TrainyardError | None:
+def _limit_error(error: Exception) -> TrainyardError | None:
     """The error to print where the system gives no more memory, files or processes; else None."""
     if isinstance(error, OSError | ImportError | RuntimeError):
         for text, advice in _LIMITS.items():
@@ -146,7 +146,7 @@ def _of_a_limit(error: Exception) -> TrainyardError | None:
     return None
 
 
-def say(error: TrainyardError) -> int:
+def print_error(error: TrainyardError) -> int:
     """Print an error, on the first rank alone if all ranks know it. Returns its exit code."""
     if not error.is_shared or _world().is_first:
         print(f"trainyard: {printable(without_secrets(str(error)))}", file=sys.stderr)
@@ -177,13 +177,61 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
         self.set_defaults(parser=self)
+        self.commands: Mapping[str, _Parser] = {}
+
+    def add_subparsers(self, **options: Any) -> Any:
+        subparsers = super().add_subparsers(**options)
+        self.commands = subparsers.choices
+        return subparsers
+
+    def paths(self) -> Iterator[str]:
+        """Its commands and their own: "data", "data prepare", "data prepare digits"."""
+        for name, parser in self.commands.items():
+            yield name
+            yield from (f"{name} {path}" for path in parser.paths())
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{explain_missing(message)}; see {self.prog} --help")
+        if message.startswith("the following") and "RECIPE" in message:
+            message += ", such as photos or finetune"
+        raise InputError(f"{message}; see {self.prog} --help")
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is not None and value not in action.choices:
-            raise InputError(explain_choice(action, value))
+            raise self._unknown_choice(action, [*map(str, action.choices)], str(value))
+
+    def _unknown_choice(
+        self, action: argparse.Action, choices: Sequence[str], value: str
+    ) -> InputError:
+        """The error for a value, such as a command, that is none of an action's choices."""
+        names = [*self.paths()] if action.choices is self.commands else choices
+        if "train" in self.commands:
+            from trainyard.config import builtin_recipes
+
+            names = [*(f"train {recipe}" for recipe in builtin_recipes()), *names]
+        dotted = {name.replace(" ", "."): name for name in names}
+        hint = as_question([repr(dotted[name]) for name in closest(value, dotted)])
+        what = action.option_strings[0] if action.option_strings else action.metavar
+        return InputError(
+            f"{what} cannot be {value!r}" + (hint or f"; choose from {', '.join(choices)}")
+        )
+
+
+def _unknown_argument(word: str, given: Sequence[str], options: argparse.Namespace) -> InputError:
+    """The error for an argument that a command does not accept.
+
+    `given` is the whole command line; `options` is its parsed part, with its `parser`.
+    """
+    from trainyard.compare import keys_of
+    from trainyard.config import RunConfig
+
+    sections = options.takes_overrides
+    keys = keys_of(list(RunConfig.model_fields) if sections is True else sections or ())
+    own = re.findall(r"--([\w-]+)", options.parser.format_usage())
+    following = [*given[given.index(word) + 1 :], "--"][0]
+    value = None if following.startswith("--") else following
+    hint = hint_at_argument(word, value, known=[*own, *keys], command=options.command)
+    help_text = f"; see {options.parser.prog} --help"
+    return InputError(f"unknown argument {word!r}{hint or help_text}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -200,11 +248,11 @@ def _parser() -> argparse.ArgumentParser:
         help="print the version and exit",
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module, about in (
+    for name, module, help_text in (
         ("train", train, "train a recipe, or go on with a run"),
         ("launch", launch, "train a recipe on several replicas"),
         ("evaluate", evaluate, "accuracy of a run or checkpoint on validation data"),
-        ("predict", predict, "what a run or checkpoint says of images"),
+        ("predict", predict, "the classes that a run or checkpoint gives to images"),
         ("export", export, "a run or checkpoint for timm, ONNX or torch.export"),
         ("report", report, "a run, or several, as one HTML file"),
         ("results", results, "the board of results, or a new record on it"),
@@ -214,7 +262,7 @@ def _parser() -> argparse.ArgumentParser:
         ("recipes", recipes, "list the recipes, or print one"),
         ("data", data, "prepare, index and look at data sets"),
     ):
-        module.add(subparsers.add_parser(name, help=about))
+        module.add(subparsers.add_parser(name, help=help_text))
     return parser
 
 

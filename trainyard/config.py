@@ -20,7 +20,7 @@ from trainyard.course import Duration, Interval, Length
 from trainyard.data.augment.config import AugmentConfig
 from trainyard.data.config import DataConfig, Locations
 from trainyard.errors import RecipeError
-from trainyard.hints import did_you_mean, foreign, same
+from trainyard.hints import did_you_mean, from_other_trainer, ignoring_punctuation
 from trainyard.model.config import ModelConfig
 from trainyard.monitor.config import WatchConfig
 from trainyard.optim.config import OptimConfig, ScheduleConfig
@@ -464,8 +464,8 @@ def explain_unknown_key(key: str, keys: Collection[str]) -> str:
 
 def _meant(key: str, keys: Collection[str]) -> str:
     """A hint at the intended key, also for names that other trainers use."""
-    target, _ = foreign(key.rpartition(".")[2]) or ("", "")
-    if target in keys and not same(key, keys):
+    target, _ = from_other_trainer(key.rpartition(".")[2])
+    if target in keys and not ignoring_punctuation(key, keys):
         return did_you_mean(target, keys)
     return did_you_mean(key, keys) or "; `trainyard recipes --keys` lists all"
 

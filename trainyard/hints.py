@@ -1,62 +1,32 @@
 """Suggestions ("did you mean …?") for commands, options, recipe keys, recipes and other names."""
 
 import difflib
+import os
 import re
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
+from pathlib import Path
 
 _CUTOFF = 0.7  # of difflib's ratio; suggestions below it would be guesses
 _NUMBER = re.compile(r"\d+")
-
-# Names that other trainers have for a recipe key, or for an option of `train` (without a dot).
-# The form of the value follows a colon if it differs.
-_FOREIGN = {
-    "augment.cutmix": "cutmix_alpha",
-    "augment.erasing": "random_erase reprob",
-    "augment.erasing_mode": "remode",
-    "augment.flip": "hflip",
-    "augment.label_smoothing": "smoothing",
-    "augment.mixup": "mixup_alpha",
-    "augment.randaugment": "aa auto_augment",
-    "average.batch_norm: sync": "sync_bn",
-    "batch.precision: bf16": "amp",
-    "batch.size": "b",
-    "data": "data_dir data_path dataset",
-    "data.channels": "in_chans",
-    "data.eval_size": "val_crop_size",
-    "data.image_size": "img_size train_crop_size",
-    "data.repeats": "aug_repeats ra_reps",
-    "data.threads": "j num_workers workers",
-    "model.checkpoint": "initial_checkpoint",
-    "model.checkpoint: timm": "pretrained",
-    "model.name": "a arch model",
-    "optim.betas": "opt_betas",
-    "optim.clip_norm": "clip_grad clip_grad_norm",
-    "optim.eps": "opt_eps",
-    "optim.lr": "learning_rate",
-    "optim.name": "opt optimizer",
-    "optim.weight_decay": "wd",
-    "run": "output output_dir",
-    "run.eval_every: {} epochs": "val_interval",
-    "run.keep": "checkpoint_hist",
-    "run.length: {} epochs": "epochs max_epochs num_epochs",
-    "run.log_every: {} steps": "log_interval print_freq",
-    "schedule.min_lr": "lr_min",
-    "schedule.name": "lr_scheduler sched",
-    "schedule.warmup: {} epochs": "lr_warmup_epochs warmup_epochs",
-    "watch.project": "wandb_project",
-    "watch.tensorboard: true": "trackio",
-    "watch.wandb: true": "log_wandb",
+_REMARKS = {"batch.size": " (of all ranks together)"}  # per GPU elsewhere
+# Targets of other trainers' options that a command does not have, with those commands.
+_ELSEWHERE = {
+    "ranks": (("train",), "; did you mean trainyard launch local RECIPE --ranks {}?"),
+    "CUDA_VISIBLE_DEVICES": (
+        ("train", "launch", "evaluate", "predict", "doctor"),
+        "; each rank takes a GPU of its machine by itself: CUDA_VISIBLE_DEVICES limits which",
+    ),
 }
-FOREIGN = {name: ours for ours, names in _FOREIGN.items() for name in names.split()}
-"""Ours by the names of other trainers."""
 
 
 def did_you_mean(word: str, known: Iterable[str], most: int = 3) -> str:
     """A suggestion to append to a message about an unknown word, or ""."""
-    return suggestion_text(list(map(repr, closest(word, known, most))))
+    return as_question(list(map(repr, closest(word, known, most))))
 
 
-def suggestion_text(suggestions: Sequence[str]) -> str:
+def as_question(suggestions: Sequence[str]) -> str:
     """The text "; did you mean A, B or C?", or "" without a suggestion."""
     if not suggestions:
         return ""
@@ -67,10 +37,10 @@ def suggestion_text(suggestions: Sequence[str]) -> str:
 def closest(word: str, known: Iterable[str], most: int = 3) -> list[str]:
     """The known names that a word may stand for, the most likely first."""
     known = list(known)
-    return (same(word, known) or similar(word, known))[:most]
+    return (ignoring_punctuation(word, known) or nearest(word, known))[:most]
 
 
-def same(word: str, known: Iterable[str]) -> list[str]:
+def ignoring_punctuation(word: str, known: Iterable[str]) -> list[str]:
     """The known names that differ from a word only in case, punctuation or section.
 
     "resnet-50" is "resnet50"; "batch.momentum" and "momentum" are "optim.momentum".
@@ -82,7 +52,7 @@ def same(word: str, known: Iterable[str]) -> list[str]:
     return found or [name for name in known if _plain(_last(name)) == _plain(_last(word))]
 
 
-def similar(word: str, known: Iterable[str]) -> list[str]:
+def nearest(word: str, known: Iterable[str]) -> list[str]:
     """The known names that begin with a word, shortest first, or else the most similar one.
 
     For dotted names the last parts are compared; names in the word's section come first.
@@ -106,13 +76,45 @@ def near_pattern(pattern: str, names: Sequence[str]) -> str:
     modules = {name[:dot] for name in names for dot, sign in enumerate(name) if sign == "."}
     stem = pattern.strip().rstrip("*.")
     near = difflib.get_close_matches(stem, [*sorted(modules), *names], n=1)
-    return suggestion_text([repr(f"{name}.*" if name in modules else name) for name in near])
+    return as_question([repr(f"{name}.*" if name in modules else name) for name in near])
 
 
-def foreign(word: str) -> tuple[str, str] | None:
-    """The key or option behind another trainer's name, and the form of its value."""
-    target, _, form = FOREIGN.get(word.replace("-", "_").lower(), "").partition(": ")
-    return (target, form or "{}") if target else None
+def from_other_trainer(word: str) -> tuple[str, str]:
+    """The key or option behind another trainer's name, "" if unknown, and its value's form."""
+    target, _, form = foreign_names().get(word.replace("-", "_").lower(), "").partition(" ")
+    return target, form or "{}"
+
+
+@cache
+def foreign_names() -> dict[str, str]:
+    """Ours by the names of other trainers, with the form of the value if it differs."""
+    import tomllib
+
+    return tomllib.loads((Path(__file__).parent / "foreign_names.toml").read_text("utf-8"))
+
+
+def hint_at_argument(word: str, value: str | None, known: Collection[str], command: str) -> str:
+    """A hint at an argument that a command does not accept, or "".
+
+    `value` is the word that follows, if any; `known` are the command's options, without their
+    dashes, and its recipe keys.
+    """
+    name, mark, rest = word.partition("=")
+    if not word.startswith("-"):  # a key without its dashes, or a location without --data
+        if mark and "." in name and name in known:
+            return as_question([f"--{shlex.quote(word)}"])
+        is_data = "data" in known and ("://" in word or os.path.isdir(word))
+        return as_question([f"--data {shlex.quote(word)}"]) if is_data else ""
+    name, value = name.lstrip("-"), rest if mark else value
+    found = ignoring_punctuation(name, known)
+    target, form = ("", "") if found else from_other_trainer(name)
+    if target in known:
+        found, value = [target], form.format(value) if value or "{}" not in form else None
+    elif command in (elsewhere := _ELSEWHERE.get(target, ((), "")))[0]:
+        return elsewhere[1].format(value if value and value.isdecimal() else "N")
+    given = "" if value is None else f" {shlex.quote(value)}"
+    found = (found or nearest(name, known))[:3]
+    return as_question([f"--{each}{given}{_REMARKS.get(each, '')}" for each in found])
 
 
 def _last(name: str) -> str:

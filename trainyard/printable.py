@@ -1,7 +1,9 @@
-"""Safe texts for a terminal from names in users' files."""
+"""Texts for people: names from users' files, made safe for a terminal, and quantities."""
 
 import sys
 import unicodedata
+
+_DAY_S = 24 * 3600
 
 
 def printable(text: str) -> str:
@@ -27,3 +29,46 @@ def _is_shown(letter: str) -> bool:
 
 def _escape(letter: str) -> str:
     return letter.encode("unicode_escape").decode()
+
+
+def in_seconds(seconds: float) -> str:
+    """3,600 s, 2.35 s, 40.5 ms, 0.25 ms."""
+    if seconds >= 100:
+        return f"{seconds:,.0f} s"
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def in_bytes(num_bytes: float) -> str:
+    """A decimal size: 1.28 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:,.3g} TB"
+
+
+def in_bits(bytes_per_second: float) -> str:
+    """11.8 Gb/s, 94 Mb/s."""
+    bits = 8 * bytes_per_second
+    return f"{bits / 1e9:.3g} Gb/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mb/s"
+
+
+def in_millions(count: int) -> str:
+    """28.59 M; 7,210 below a million."""
+    return f"{count / 1e6:,.4g} M" if count >= 1e6 else f"{count:,}"
+
+
+def duration(seconds: float | None) -> str:
+    """0:01:05, 26:00:00, 3d 4:00; dashes for None."""
+    if seconds is None:
+        return "-:--:--"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if seconds < 2 * _DAY_S:
+        return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{hours // 24}d {hours % 24}:{minutes:02d}"
+
+
+def epochs_in_all(epochs: float) -> str:
+    """300, 8, 0.89: steps are whole, so the last epoch may exceed the number a little."""
+    return f"{round(epochs, 1 if epochs >= 1 else 2):g}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import SHORT, Capture, complaint, run, shown
-from trainyard.commands.train import VOICES
+from trainyard.commands.train import OUTPUT_MODES
 
 HOST = platform.node()
 THERE = ("--data", "/only/there")
@@ -22,14 +22,15 @@ LAUNCHERS: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize("voice", VOICES)
+@pytest.mark.parametrize("mode", OUTPUT_MODES)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_ranks_are_told_how_to_speak(capsys: Capture, launcher: str, voice: str) -> None:
+def test_ranks_are_told_how_to_speak(capsys: Capture, launcher: str, mode: str) -> None:
     words = ("launch", launcher, "debug", *LAUNCHERS[launcher])
-    text = shown(capsys, *words, "--dry-run", f"--{voice}")
-    assert [name for name in VOICES if f"--{name}" in text.replace('"', " ").split()] == [voice]
+    text = shown(capsys, *words, "--dry-run", f"--{mode}")
+    given = text.replace('"', " ").split()
+    assert [name for name in OUTPUT_MODES if f"--{name}" in given] == [mode]
     silent = shown(capsys, *words, "--dry-run")
-    assert not any(f"--{name}" in silent.split() for name in VOICES)
+    assert not any(f"--{name}" in silent.split() for name in OUTPUT_MODES)
 
 
 def test_machines_are_examined_in_one_way(capsys: Capture) -> None:

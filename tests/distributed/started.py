@@ -12,7 +12,7 @@ import torch
 
 from tests.spawn import _CONTEXT
 from tests.web import free_port
-from trainyard.command_line import end, main, say
+from trainyard.command_line import end, main, print_error
 from trainyard.distributed import discover, init_distributed
 from trainyard.errors import TrainyardError
 from trainyard.world import World, gather
@@ -84,7 +84,7 @@ def _run(
         with init_distributed(world, facts):
             work(world)
     except TrainyardError as error:
-        end(say(error))
+        end(print_error(error))
     sys.exit(0)
 
 

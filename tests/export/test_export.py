@@ -84,7 +84,7 @@ def said(trained: Path) -> tuple[NDArray[np.float32], float]:
     _, checkpoint = find_checkpoint(trained)
     config = load_recipe(str(trained / "recipe.toml"))
     quiet = Console(quiet=True)
-    (result,) = evaluate_checkpoint(
+    result = evaluate_checkpoint(
         config, checkpoint, EvaluationOptions(), world=World(), console=quiet
     )
     prefix = "ema_" if load(trained).uses_ema else ""

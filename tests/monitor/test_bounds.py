@@ -19,45 +19,21 @@ def train_report(real: float, loader: float | None, wait: float) -> Report:
     return {"kind": "train", "data_wait": wait, **speeds}
 
 
-CASES: dict[str, tuple[Report, str, str]] = {
-    "no wait": (
-        train_report(1900, 4100, 0.04),
-        "device or ranks",
-        "data does not bound this run: 4% of the time goes into waiting for it "
-        "(1,900 images/s, the loader could make 4,100)",
-    ),
-    "no wait, of a loader that does not know its speed": (
-        train_report(1900, None, 0.0),
-        "device or ranks",
-        "data does not bound this run: 0% of the time goes into waiting for it (1,900 images/s)",
-    ),
-    "the loader": (
-        train_report(1000, 1010, 0.5),
-        "data",
-        "data bounds this run: 50% of the time goes into waiting for it; see `trainyard bench "
-        "loader` (1,000 images/s, the loader could make 1,010)",
-    ),
-    "the loader, which does not know its speed": (
-        train_report(1000, None, 0.2),
-        "data",
-        "data bounds this run: 20% of the time goes into waiting for it; see `trainyard bench "
-        "loader` (1,000 images/s)",
-    ),
-    "the host is ahead of a GPU": (
-        train_report(1900, 8000, 0.9),
-        "device or ranks",
-        "the loader does not bound this run, though 90% of the time goes into waiting for data: "
-        "the device is busy with steps, copies or augment.* (1,900 images/s, the loader could "
-        "make 8,000)",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_whether_data_bounds_a_run(name: str) -> None:
-    report, bound, message = CASES[name]
+@pytest.mark.parametrize(
+    ("report", "bound", "words"),
+    [
+        (train_report(1900, 4100, 0.04), "device or ranks", ["not bound", "could make 4,100"]),
+        (train_report(1900, None, 0.0), "device or ranks", ["not bound", "(1,900 images/s)"]),
+        (train_report(1000, 1010, 0.5), "data", ["50%", "bench loader", "could make 1,010"]),
+        (train_report(1000, None, 0.2), "data", ["20%", "bench loader"]),
+        # the host is ahead of a GPU
+        (train_report(1900, 8000, 0.9), "device or ranks", ["90%", "device is busy"]),
+    ],
+)
+def test_whether_data_bounds_a_run(report: Report, bound: str, words: list[str]) -> None:
     event = judge(report)
-    assert event == {"kind": "event", "event": "bounds", "message": message, "bound": bound}
+    assert (event["kind"], event["event"], event["bound"]) == ("event", "bounds", bound)
+    assert [word for word in words if word not in event["message"]] == []
     json.dumps(event, allow_nan=False)
 
 

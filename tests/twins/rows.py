@@ -22,6 +22,7 @@ CHANGED: dict[str, str] = {
     "without the variance between batches.",
     **dict.fromkeys(("lamb, clipped", "lion, layer decay", "muon"), _DEFAULTS),
     "recipes NAME": "The recipe no longer lists keys of the optimizer that it leaves out.",
+    "evaluate": "`bn_samples` is gone with `--bn-samples`.",
     "data verify": "The saved index is not compared; `structure` counts the files of a folder.",
     "estimate": "Averagers that are gone are no longer in its table.",
     "export for timm": "The folder has other bytes: its configuration is written by timm.",
@@ -140,11 +141,16 @@ def _after_a_run() -> dict[str, Row]:
         "resumed after a kill, 2 ranks": Row((train("digits", 2),), killed_at=13),
         "distillation": Row((first, _with(again, other))),
         "fine-tuning with another head": Row((first, _with(fine, other))),
-        "evaluate, predict, export": Row(
+        "evaluate": Row(
             (
                 first,
-                ("evaluate", "run", "--json"),
+                ("evaluate", "run", "--per-class", "3", "--confusions", "3", "--json"),
                 ("evaluate", "run", "--data", "../data/three/val", "--flip", "--json"),
+            )
+        ),
+        "predict, export": Row(
+            (
+                first,
                 ("predict", "run", "../data/digits/val/3", "--json"),
                 ("export", "run", "model.safetensors", "--json"),
                 ("export", "run", "model.pt2", "--json"),

@@ -5,7 +5,7 @@ import json
 from typing import TYPE_CHECKING
 
 from trainyard.commands.data_index import add_location
-from trainyard.commands.numbers import whole
+from trainyard.commands.options import whole
 from trainyard.commands.printing import print_table
 from trainyard.errors import InputError
 from trainyard.printable import printable

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from trainyard.commands.loading import loading
-from trainyard.commands.numbers import number, positive
+from trainyard.commands.options import number, positive
 from trainyard.files import check_run
 from trainyard.hints import did_you_mean
 

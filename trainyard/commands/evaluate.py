@@ -2,18 +2,38 @@
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainyard.api import EVALUATED, check_evaluated, evaluation_recipe
-from trainyard.commands.checkpoints import add_ema, check_target
 from trainyard.commands.loading import loading
-from trainyard.commands.numbers import positive
+from trainyard.commands.options import add_ema, check_target, positive
+from trainyard.commands.printing import print_text, result_console, write_csv
 from trainyard.distributed import discover
 from trainyard.errors import InputError
+from trainyard.files import finite
 
 if TYPE_CHECKING:
-    from trainyard.data.config import Locations
+    from rich.table import Table
+
+    from trainyard.run.evaluation import DataSetResult
+    from trainyard.training.label_scores import LabelScores
+    from trainyard.training.predictions import Predictions
+
+_SHARES = {
+    "top1": "top-1",
+    "top5": "top-5",
+    "balanced_accuracy": "balanced",
+    "map": "mAP",
+    "micro_f1": "micro\nF1",
+    "macro_f1": "macro\nF1",
+}
+_OF_CLASSES = {"top1": "top-1", "top5": "top-5", "average_precision": "AP", "f1": "F1"}
+_WIDTH = 80  # characters; lines wrap in a narrower terminal, so that no column is lost
+_PLACE = ("data", "weights", "sample", "file", "offset")
+_COLUMNS = (*_PLACE, "class", "guess", "confidence", "place")
+_LIST_COLUMNS = (*_PLACE, "labels", "guesses", "loss")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -21,9 +41,35 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target", metavar="RUN_OR_CHECKPOINT", help="a run (its best checkpoint) or a checkpoint"
     )
-    _add_data(parser.add_argument_group("data"))
-    _add_variations(parser.add_argument_group("variations, named in the result"))
-    _add_details(parser.add_argument_group("details"))
+    parser.add_argument(
+        "--data",
+        metavar="LOCATION",
+        action="append",
+        help="other validation data; several --data are one data set",
+    )
+    parser.add_argument(
+        "--all-classes",
+        action="store_true",
+        help="choose among all classes of the model, also those that the data lacks",
+    )
+    parser.add_argument(
+        "--labels",
+        metavar="FILE.json",
+        help="also report top-1 by reassessed labels: ReaL's real.json for ImageNet",
+    )
+    add_ema(parser, "all of them")
+    about_flip = "average the softmax of each image and of its mirror image"
+    parser.add_argument("--flip", action="store_true", help=about_flip)
+    parser.add_argument(
+        "--per-class", metavar="N", type=positive, help="print the N classes with the lowest top-1"
+    )
+    parser.add_argument(
+        "--confusions", metavar="N", type=positive, help="print the N most frequent confusions"
+    )
+    parser.add_argument(
+        "--predictions", metavar="FILE.csv", help="write the prediction for each image to a file"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.epilog = (
         "Recipe keys of the sections model, data, augment and batch can be given as --SECTION.KEY "
         "VALUE, for example --data.eval_size 288. On other data, the model chooses only among the "
@@ -32,75 +78,20 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run_command=evaluate, takes_overrides=EVALUATED)
 
 
-def _add_data(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--data",
-        metavar="LOCATION",
-        action="append",
-        help="other validation data; several --data are one data set",
-    )
-    group.add_argument(
-        "--also",
-        metavar="LOCATION",
-        action="append",
-        default=[],
-        help="a further data set with a result of its own; can be repeated",
-    )
-    group.add_argument(
-        "--all-classes",
-        action="store_true",
-        help="choose among all classes of the model, also those that the data lacks",
-    )
-    group.add_argument(
-        "--labels",
-        metavar="FILE.json",
-        help="also report top-1 by reassessed labels: ReaL's real.json for ImageNet",
-    )
-
-
-def _add_variations(group: argparse._ArgumentGroup) -> None:
-    add_ema(group, "all of them")
-    group.add_argument(
-        "--flip",
-        action="store_true",
-        help="average the softmax of each image and of its mirror image",
-    )
-    group.add_argument(
-        "--bn-samples",
-        metavar="N",
-        type=positive,
-        default=0,
-        help="first re-estimate batch norm statistics from N training images, cropped and flipped "
-        "as in training (PreciseBN)",
-    )
-
-
-def _add_details(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--per-class", metavar="N", type=positive, help="print the N classes with the lowest top-1"
-    )
-    group.add_argument(
-        "--confusions", metavar="N", type=positive, help="print the N most frequent confusions"
-    )
-    group.add_argument(
-        "--predictions", metavar="FILE.csv", help="write the prediction for each image to a file"
-    )
-    group.add_argument(
-        "--json", action="store_true", help="print the result as JSON; with --also, a list"
-    )
-
-
 def evaluate(options: argparse.Namespace) -> int:
     """Run `trainyard evaluate`. Returns the exit code."""
-    _check(options)
+    check_evaluated(options.overrides)
+    if options.predictions and not options.predictions.endswith(".csv"):
+        raise InputError(f"--predictions {options.predictions}: name a file that ends in .csv")
+    check_target(options)
+    from trainyard.data.index.merge import validation_splits
     from trainyard.files import find_checkpoint
-    from trainyard.monitor.escaping import EscapingConsole
+    from trainyard.monitor.terminal import EscapingConsole
 
     run_folder, checkpoint = find_checkpoint(Path(options.target))
     config = evaluation_recipe(run_folder, options.overrides)
-    data = _data_sets(options)
+    data = tuple(validation_splits(options.data)) if options.data else None
     with loading():
-        from trainyard.commands.evaluate_tables import as_json, print_results, write_predictions
         from trainyard.run.evaluation import EvaluationOptions, evaluate_checkpoint
 
     question = EvaluationOptions(
@@ -109,34 +100,193 @@ def evaluate(options: argparse.Namespace) -> int:
         labels=Path(options.labels) if options.labels else None,
         flip=options.flip,
         ema=options.ema,
-        bn_samples=options.bn_samples,
     )
     world = discover()
     console = EscapingConsole(quiet=options.json or not world.is_first)
-    results = evaluate_checkpoint(config, checkpoint, question, world=world, console=console)
+    result = evaluate_checkpoint(config, checkpoint, question, world=world, console=console)
     if not world.is_first:
         return 0
     if options.predictions:
-        write_predictions(Path(options.predictions), results)
+        write_predictions(Path(options.predictions), result)
     if options.json:
-        trees = [as_json(result, options.per_class, options.confusions) for result in results]
-        print(json.dumps(trees if options.also else trees[0]))
+        print(json.dumps(as_json(result, options.per_class, options.confusions)))
     else:
-        print_results(results, options.per_class, options.confusions)
+        print_result(result, options.per_class, options.confusions)
     return 0
 
 
-def _check(options: argparse.Namespace) -> None:
-    check_evaluated(options.overrides)
-    if options.predictions and not options.predictions.endswith(".csv"):
-        raise InputError(f"--predictions {options.predictions}: name a file that ends in .csv")
-    check_target(options)
+def as_json(
+    result: "DataSetResult", num_classes: int | None, num_confusions: int | None
+) -> dict[str, Any]:
+    """A result with its worst classes and most frequent confusions; None leaves them out."""
+    tree = result.as_dict()
+    for prefix, columns in result.predictions.items():
+        if num_classes is not None:
+            tree[f"{prefix}per_class"] = _classes(result, columns, num_classes)
+        if num_confusions is not None and not _has_lists(result):
+            tree[f"{prefix}confusions"] = _confusions(result, columns, num_confusions)
+    return {key: finite(value) for key, value in tree.items()}
 
 
-def _data_sets(options: argparse.Namespace) -> "tuple[Locations | None, ...]":
-    from trainyard.data.index.merge import validation_splits
+def _has_lists(result: "DataSetResult") -> bool:
+    return result.data.index.lists is not None
 
-    found = [tuple(validation_splits(locations)) for locations in ([o] for o in options.also)]
-    if options.data is None:
-        return (None, *found)
-    return (tuple(validation_splits(options.data)), *found)
+
+def _classes(
+    result: "DataSetResult", columns: "Predictions | LabelScores", count: int
+) -> list[dict[str, Any]]:
+    from trainyard.training.predictions import Predictions, per_class
+
+    if isinstance(columns, Predictions):
+        rows: list[Any] = per_class(columns, result.labels)
+        keys = ("samples", "top1", "top5")
+    else:
+        rows = [row for row in columns.per_class(result.labels) if row.samples]
+        keys = ("samples", "average_precision", "f1")
+    return [
+        {"class": result.classes[row.label], **{key: getattr(row, key) for key in keys}}
+        for row in rows[:count]
+    ]
+
+
+def _confusions(
+    result: "DataSetResult", columns: "Predictions", count: int
+) -> list[dict[str, Any]]:
+    from trainyard.training.predictions import confusions
+
+    names = result.classes
+    return [
+        {"class": names[row.label], "guess": names[row.guess], "samples": row.samples}
+        for row in confusions(columns, result.labels, count)
+    ]
+
+
+# --- on a terminal ---
+
+
+def print_result(
+    result: "DataSetResult", num_classes: int | None, num_confusions: int | None
+) -> None:
+    """Print a table with a row for each set of weights, and notes on its numbers.
+
+    Then the worst classes and the most frequent confusions, by the weights with the higher top-1,
+    or mAP; None leaves them out. Images with lists of labels have no confusions.
+    """
+    from trainyard.training.averages import label_of
+
+    console = result_console()
+    console.width = max(console.width, _WIDTH)
+    tree = result.as_dict()
+    console.print(_overview(tree, list(result.predictions)))
+    for note in _notes(tree, list(result.predictions)):
+        print_text(note)
+    key = "map" if "map" in tree else "top1"
+    prefix = max(result.predictions, key=lambda prefix: float(tree[f"{prefix}{key}"]))
+    columns, of = result.predictions[prefix], f"{result.data.where}, {label_of(prefix)} weights"
+    if num_classes is not None:
+        rows = _classes(result, columns, num_classes)
+        print_text(f"\nThe {len(rows)} worst of {len(result.classes):,} classes ({of})")
+        keys = [key for key in _OF_CLASSES if rows and key in rows[0]]
+        table = _table(["class"], ["samples", *(_OF_CLASSES[key] for key in keys)])
+        for row in rows:
+            shares = (f"{row[key]:.1%}" for key in keys)
+            table.add_row(row["class"], f"{row['samples']:,}", *shares)
+        console.print(table)
+    if num_confusions is not None and not _has_lists(result):
+        print_text(f"\nThe most frequent wrong guesses ({of})")
+        table = _table(["class", "taken for"], ["samples"])
+        for row in _confusions(result, columns, num_confusions):
+            table.add_row(row["class"], row["guess"], f"{row['samples']:,}")
+        console.print(table)
+
+
+def _table(texts: list[str], numbers: list[str]) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in texts:
+        table.add_column(name, overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _overview(tree: dict[str, Any], prefixes: list[str]) -> "Table":
+    from trainyard.training.averages import label_of
+
+    shares = [key for key in _SHARES if key in tree]
+    rest = {key: name for key, name in (("loss", "loss"), ("ece", "ECE")) if key in tree}
+    again = ["new top-1"] if "reassessed" in tree else []
+    numbers = ["samples", *(_SHARES[key] for key in shares), *rest.values(), *again]
+    table = _table(["data"], numbers)
+    for number, prefix in enumerate(prefixes):
+        row = [
+            f"{tree['samples']:,}",
+            *(f"{tree[prefix + key]:.2%}" for key in shares),
+            *(f"{tree[prefix + key]:.4f}" for key in rest),
+            *(f"{tree['reassessed'][prefix + 'top1']:.2%}" for _ in again),
+        ]
+        first = f"{tree['data']}, {label_of(prefix)}" if prefix else tree["data"]
+        table.add_row(f"  {label_of(prefix)}" if number else first, *row)
+    return table
+
+
+def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
+    """Notes that are needed to compare the numbers with others."""
+    from trainyard.training.averages import label_of
+
+    where = tree["data"]
+    if "ema_decay" in tree and len(prefixes) > 1:
+        yield f"the best average of the run's last evaluation: EMA {tree['ema_decay']}"
+    if tree["flip"]:
+        kind = "sigmoid" if "map" in tree else "softmax"
+        yield f"with test-time flip: the mean of the {kind} of each image and of its mirror image"
+    if tree["classes"] < tree["model_classes"]:
+        of = f"{tree['classes']:,} of {tree['model_classes']:,} classes"
+        yield f"{where}: guesses among its {of} alone"
+    if tree["bad"]:
+        images = "image" if tree["bad"] == 1 else "images"
+        yield f"{where}: left out {tree['bad']:,} {images} that cannot be read"
+    for prefix in prefixes:
+        if count := tree[f"{prefix}not_finite"]:
+            weights = label_of(prefix)
+            yield f"{where}, {weights} weights: {count:,} images get scores that are not finite"
+    if "reassessed" in tree:
+        again = tree["reassessed"]
+        yield f"{where}: new top-1 on the {again['samples']:,} images in {again['labels']}"
+
+
+# --- a line per image ---
+
+
+def write_predictions(path: Path, result: "DataSetResult") -> None:
+    """Write the prediction for each readable image; place is the rank of the true class.
+
+    Lists of labels, and of classes with a probability above 0.5, are separated by "|".
+    """
+    lines = (line for prefix in result.predictions for line in _lines(result, prefix))
+    write_csv("--predictions", path, [_LIST_COLUMNS if _has_lists(result) else _COLUMNS, *lines])
+
+
+def _lines(result: "DataSetResult", prefix: str) -> Iterator[tuple[object, ...]]:
+    from trainyard.training.averages import label_of
+
+    index, columns = result.data.index, result.predictions[prefix]
+    losses = columns.losses(result.labels) if _has_lists(result) else None
+    for sample in columns.is_read().nonzero()[0].tolist():
+        file, offset, _ = index.locate(sample)
+        place = (result.data.where, label_of(prefix), sample, file, offset)
+        if losses is not None:
+            likely = (columns.logits[:, sample] > 0).nonzero()[0].tolist()
+            guesses = "|".join(result.classes[n] for n in likely)
+            yield *place, "|".join(index.class_names(sample)), guesses, f"{losses[sample]:.6f}"
+            continue
+        guess = int(columns.guess[sample])
+        yield (
+            *place,
+            result.classes[int(index.label[sample])],
+            result.classes[guess] if guess >= 0 else "",
+            f"{columns.confidence[sample]:.6f}",
+            int(columns.place[sample]) if guess >= 0 else "",
+        )

@@ -28,7 +28,7 @@ from trainyard.commands.launching import (
     job_of,
     num_devices,
 )
-from trainyard.commands.numbers import positive
+from trainyard.commands.options import positive
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.errors import InputError, TrainyardError
 from trainyard.launch.exit_codes import GRACE_S, LEFT

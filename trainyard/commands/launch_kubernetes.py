@@ -13,7 +13,7 @@ from trainyard.commands.launching import (
     check_writable,
     job_of,
 )
-from trainyard.commands.numbers import positive, whole
+from trainyard.commands.options import positive, whole
 from trainyard.commands.train import run_folder
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import InputError

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainyard.commands.launching import add_job_options, add_restarts, job_of
-from trainyard.commands.numbers import positive
+from trainyard.commands.options import positive
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.errors import InputError
 

@@ -18,7 +18,7 @@ from trainyard.commands.launching import (
     check_writable,
     job_of,
 )
-from trainyard.commands.numbers import positive, whole
+from trainyard.commands.options import positive, whole
 from trainyard.errors import InputError, TrainyardError
 from trainyard.files import write_text, writing
 from trainyard.launch.job import Job

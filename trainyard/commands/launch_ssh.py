@@ -12,7 +12,7 @@ from trainyard.commands.launching import (
     add_wait,
     job_of,
 )
-from trainyard.commands.numbers import positive
+from trainyard.commands.options import positive
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.printable import print_line
 

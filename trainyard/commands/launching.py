@@ -3,9 +3,9 @@
 import argparse
 
 from trainyard.commands.loading import loading
-from trainyard.commands.numbers import positive, whole
+from trainyard.commands.options import positive, whole
 from trainyard.commands.train import (
-    VOICES,
+    OUTPUT_MODES,
     add_training_options,
     check_recipe,
     config_of,
@@ -86,7 +86,7 @@ def job_of(
     arguments += ["--run", str(run)]
     arguments += [word for location in options.data or () for word in ("--data", location)]
     arguments += ["--json"] if options.json else []
-    arguments += _voice(options)
+    arguments += _output_flags(options)
     arguments += [f"--{key}={text}" for key, text in options.overrides.items()]
     return Job(tuple(arguments), run)
 
@@ -106,9 +106,9 @@ def check_writable(job: Job, file: str) -> None:
             )
 
 
-def _voice(options: argparse.Namespace) -> list[str]:
+def _output_flags(options: argparse.Namespace) -> list[str]:
     """Output options for the ranks; none for `doctor`, which does not have them."""
-    given = [name for name in VOICES if getattr(options, name.replace("-", "_"))]
+    given = [name for name in OUTPUT_MODES if getattr(options, name.replace("-", "_"))]
     return [] if options.doctor else [f"--{name}" for name in given]
 
 

@@ -8,9 +8,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from trainyard.commands.checkpoints import SECTIONS, add_checkpoint, check_overrides, check_target
 from trainyard.commands.loading import loading
-from trainyard.commands.numbers import positive
+from trainyard.commands.options import (
+    SECTIONS,
+    add_checkpoint,
+    check_overrides,
+    check_target,
+    positive,
+)
 from trainyard.commands.printing import result_console, write_csv
 from trainyard.errors import InputError
 from trainyard.printable import print_line, printable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainyard.errors import InputError
 from trainyard.files import write_text
-from trainyard.monitor.units import in_bytes as size
+from trainyard.printable import in_bytes as size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _WIDE = 250  # columns
 
-__all__ = ["print_table", "print_text", "result_console", "size", "text", "write_csv"]
+__all__ = ["as_cell", "print_table", "print_text", "result_console", "size", "write_csv"]
 
 
 def print_table(columns: list[str], rows: Sequence[Sequence["str | Text"]]) -> None:
@@ -41,7 +41,7 @@ def print_text(*lines: str) -> None:
 
 def result_console() -> "Console":
     """A console for results. Lines do not wrap unless it is a terminal."""
-    from trainyard.monitor.escaping import EscapingConsole
+    from trainyard.monitor.terminal import EscapingConsole
 
     # A class may be called [a] or :cat:, or contain control characters.
     console = EscapingConsole(markup=False, highlight=False, emoji=False)
@@ -50,7 +50,7 @@ def result_console() -> "Console":
     return console
 
 
-def text(value: Any) -> str:
+def as_cell(value: Any) -> str:
     """A value as text: strings as they are, others as JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 

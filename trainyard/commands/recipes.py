@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from trainyard.commands.printing import print_table, text
+from trainyard.commands.printing import as_cell, print_table
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +65,7 @@ def _print(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(rows))
     else:
-        print_table(list(rows[0]), [list(map(text, row.values())) for row in rows])
+        print_table(list(rows[0]), [list(map(as_cell, row.values())) for row in rows])
 
 
 def _keys() -> list[dict[str, Any]]:

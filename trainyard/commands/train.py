@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +12,12 @@ from trainyard.data.storage.source import is_remote
 from trainyard.distributed import discover
 from trainyard.errors import RecipeError, TrainyardError
 from trainyard.parent import end_with_launcher
-from trainyard.printable import printable
+from trainyard.printable import print_line
 
 if TYPE_CHECKING:
     from trainyard.config import RunConfig
 
-
-VOICES = {
+OUTPUT_MODES = {
     "quiet": "print only the result",
     "plain": "print log lines, as without a terminal",
     "all-ranks": "every rank prints log lines, with its number and host",
@@ -45,19 +43,14 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--run", metavar="DIR", help="run directory (runs/NAME of the recipe)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    add_voice_options(parser)
+    modes = parser.add_mutually_exclusive_group()
+    for name, help_text in OUTPUT_MODES.items():
+        modes.add_argument(f"--{name}", action="store_true", help=help_text)
     parser.epilog = (
         "Any recipe key can be given as --SECTION.KEY VALUE, for example --optim.lr 0.1; "
         "`trainyard recipes --keys` lists them."
     )
     parser.set_defaults(takes_overrides=True)
-
-
-def add_voice_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose which ranks print."""
-    voice = parser.add_mutually_exclusive_group()
-    for name, about in VOICES.items():
-        voice.add_argument(f"--{name}", action="store_true", help=about)
 
 
 def train(options: argparse.Namespace) -> int:
@@ -71,7 +64,7 @@ def train(options: argparse.Namespace) -> int:
     with loading():
         from trainyard.data.index.splits import split_remarks
         from trainyard.data.remarks import warn
-        from trainyard.monitor.console import console_of
+        from trainyard.monitor.terminal import console_of
         from trainyard.run import trainer as run
 
     console = console_of(
@@ -86,11 +79,11 @@ def train(options: argparse.Namespace) -> int:
     if world.is_first:
         print(json.dumps(outcome.as_dict()) if options.json else outcome.sentence())
         if outcome.stopped is None:
-            _report(folder, is_told=not options.json)
+            _report(folder, is_printed=not options.json)
     return outcome.stopped.exit_code if outcome.stopped else 0
 
 
-def _report(folder: Path, *, is_told: bool) -> None:
+def _report(folder: Path, *, is_printed: bool) -> None:
     """Write the report. Whatever prevents it is printed: the run itself is complete."""
     try:
         from trainyard.report.page import write_report
@@ -99,12 +92,9 @@ def _report(folder: Path, *, is_told: bool) -> None:
     except Exception as error:
         why = str(error) if isinstance(error, TrainyardError | OSError) else repr(error)
         again = f"`trainyard report {shlex.quote(str(folder))}` writes it"
-        print(
-            printable(f"trainyard: the run is complete, no report ({why}): {again}"),
-            file=sys.stderr,
-        )
+        print_line(f"the run is complete, no report ({why}): {again}")
     else:
-        if is_told:
+        if is_printed:
             print(f"its report: {path}")
 
 

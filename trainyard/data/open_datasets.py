@@ -96,15 +96,14 @@ def data_remarks(config: DataConfig, data: Datasets) -> list[str]:
     return remarks
 
 
-def trained_on(config: DataConfig, data: Sequence[Locations | None]) -> list[str]:
+def trained_on(config: DataConfig, data: Locations | None) -> list[str]:
     """Remarks about locations to evaluate on that hold images which the run was trained on."""
     source = source_of(config, "val")
     places = {os.path.realpath(place) for place in _listed(source.locations or ())}
     return [
         f"{place}: holds the images that the run was trained on; without it, the command takes "
         "the run's own validation part"
-        for locations in data
-        for place in _listed(locations or ())
+        for place in _listed(data or ())
         if source.side is not None and os.path.realpath(place) in places
     ]
 

@@ -31,7 +31,7 @@ from trainyard.doctor.check import (
 )
 from trainyard.errors import TrainyardError
 from trainyard.monitor.progress import counter
-from trainyard.monitor.units import in_bytes
+from trainyard.printable import in_bytes
 from trainyard.world import gather, in_turns
 
 _READERS = 16  # threads per rank, as many as wait in a loader

@@ -17,7 +17,7 @@ from trainyard.distributed.process_group import FILES_PER_RANK, OWN_FILES
 from trainyard.doctor.check import FAIL, WARN, Check, Context, Options, Row, differing, limit_check
 from trainyard.files import cache_folder
 from trainyard.monitor.environment import versions
-from trainyard.monitor.units import in_bytes, in_seconds
+from trainyard.printable import in_bytes, in_seconds
 from trainyard.run.build import build_run_model
 from trainyard.world import cores_per_rank
 

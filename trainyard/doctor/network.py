@@ -16,7 +16,7 @@ from torch import distributed as dist
 
 from trainyard.doctor.check import FAIL, WARN, Check, Context, Row, differing
 from trainyard.doctor.machine import existing
-from trainyard.monitor.units import in_bits, in_seconds
+from trainyard.printable import in_bits, in_seconds
 from trainyard.world import gather
 
 _ROUND_TRIPS = 20

@@ -1,66 +1,32 @@
-"""Console output of a run: live lines, and a table with a row per evaluation."""
+"""Console output of a run: a live line, and a table with a row per evaluation."""
 
-import platform
-import sys
 import time
-from collections.abc import Callable
-from io import TextIOBase
-from typing import TextIO, cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-from rich.console import Console
-from rich.live import Live
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, ProgressColumn, Task
 from rich.table import Table
 from rich.text import Text
 
 from trainyard.course import Course
-from trainyard.monitor.display import Display
-from trainyard.monitor.escaping import EscapingConsole
-from trainyard.monitor.figures import as_markup, duration, epochs_in_all, figures
 from trainyard.monitor.outcome import METRICS
+from trainyard.monitor.progress import Bar
 from trainyard.monitor.reports import Report
-from trainyard.printable import printable
-from trainyard.world import World
+from trainyard.printable import duration, epochs_in_all, in_bytes, printable
 
 _LINE_EVERY_S = 10  # seconds between lines without a terminal
-_REDRAWN_HZ = 4
-_DECAY = "ema_decay"
-_DISTANCE = "consensus_distance"
+_BAR = 12  # columns
+_MUCH = 0.05  # share of time waiting for data above which it is highlighted
 _BY_CLASS = {"balanced_accuracy": "balanced", "macro_f1": "macro F1"}
 _OF_LISTS = {"micro_f1": "micro F1", "macro_f1": "macro F1"}  # with lists of labels
 
-
-def console_of(
-    world: World, *, is_quiet: bool = False, is_plain: bool = False, all_ranks: bool = False
-) -> Console:
-    """A rank's console: live on a terminal unless `is_plain`; muted on all but the first rank.
-
-    With `all_ranks` each rank prints plain lines that begin with its rank and host.
-    """
-    if all_ranks and not is_quiet:
-        prefix = f"[rank {world.rank} {platform.node()}] "
-        return EscapingConsole(
-            file=cast(TextIO, _Prefixed(sys.stdout, prefix)), force_terminal=False
-        )
-    is_mute = is_quiet or not world.is_first
-    return EscapingConsole(quiet=is_mute, force_terminal=False if is_plain else None)
-
-
-class _Prefixed(TextIOBase):
-    """Writes whole lines, each in one piece, so that lines of several processes do not mix."""
-
-    def __init__(self, stream: TextIO, prefix: str) -> None:
-        self._stream, self._prefix, self._line = stream, prefix, ""
-
-    def write(self, text: str) -> int:
-        *lines, self._line = (self._line + text).split("\n")
-        if lines:
-            self._stream.write("".join(f"{self._prefix}{line}\n" for line in lines))
-            self._stream.flush()
-        return len(text)
+Value = tuple[str, str]
+"""A text and its style."""
 
 
 class ConsoleSink:
-    """Live lines on a terminal; occasional plain lines in a log file."""
+    """A live line on a terminal; occasional plain lines in a log file."""
 
     def __init__(self, course: Course, console: Console) -> None:
         self._console, self._num_steps = console, course.num_steps
@@ -73,66 +39,154 @@ class ConsoleSink:
             "val": self._on_val,
             "event": self._on_event,
         }
-        self._display = Display(self._num_steps, self._epochs)
-        self._live: Live | None = None
-        if console.is_terminal and not console.quiet:
-            self._live = Live(self._display, console=console, refresh_per_second=_REDRAWN_HZ)
-            self._live.start()
+        self._live = LiveLine(console, self._num_steps, self._epochs)
+        self._live.start()
 
     def write(self, report: Report) -> None:
-        self._display.tell(report)
+        self._live.show(report)
         self._kinds[report["kind"]](report)
 
     def show_evaluation(self, count: int, total: int) -> None:
-        self._display.tell_evaluated(count / total)
+        self._live.show_evaluated(count / total)
 
     def close(self) -> None:
-        self._display.end()
-        if self._live is not None:
-            self._live.stop()
+        self._live.stop()
 
     def _on_train(self, report: Report) -> None:
         due = time.monotonic() - self._last_line >= _LINE_EVERY_S
-        if self._live is None and (due or report["step"] == self._num_steps):
+        if not self._live.is_shown and (due or report["step"] == self._num_steps):
             self._last_line = time.monotonic()
-            self._console.print(self._line(report), soft_wrap=True, highlight=False)
+            self._print(Text(self._line(report)))
 
     def _line(self, report: Report) -> str:
-        return (
-            f"step {report['step']}/{self._num_steps}  "
-            f"epoch {min(report['epoch'], float(self._epochs)):.2f}/{self._epochs}  "
-            f"{report['images_per_s']:,.0f} images/s  loss {report['loss']:.4f}  "
-            f"{as_markup(figures(report))}{_time_left(report)}"
+        return "  ".join(
+            (
+                f"step {report['step']}/{self._num_steps}",
+                f"epoch {min(report['epoch'], float(self._epochs)):.2f}/{self._epochs}",
+                f"{report['images_per_s']:,.0f} images/s",
+                f"loss {report['loss']:.4f}",
+                *(text for text, _ in minor_values(report)),
+                *_time_left(report),
+            )
         )
 
     def _on_val(self, report: Report) -> None:
         is_new = not self._shows_classes and _classes_differ(report)
         self._shows_classes = self._shows_classes or is_new
+        columns = [*_columns(report, self._shows_classes)]
         if is_new or not self._has_head:
-            head = _table_head(report, self._shows_classes)
-            self._console.print(Text(head, "bold"), soft_wrap=True)
+            head = " ".join(f"{name:>{width}}" for name, width, _ in columns)
+            self._print(Text(head, "bold"))
             self._has_head = True
-        key = _main(report)
-        average = f" {report[f'ema_{key}']:9.2%}" if f"ema_{key}" in report else ""
-        average += f" {report[_DECAY]:>9}" if _DECAY in report else ""
-        distance = f" {report[_DISTANCE]:9.3g}" if _DISTANCE in report else ""
-        others = "".join(f" {report[key]:9.2%}" for key in _others(report, self._shows_classes))
-        top5 = f" {report['top5']:8.2%}" if "top5" in report else ""
-        row = (
-            f"{report['epoch']:7.1f} {report['step']:9d} {report[key]:10.2%}{average}{others}"
-            f"{top5} {report['loss']:8.4f}{distance} {duration(report['time']):>9}"
-        )
+        row = " ".join(f"{text:>{width}}" for _, width, text in columns)
         if report["bad"]:
             row += f"   {report['bad']} could not be read"
-        self._console.print(row, highlight=False, soft_wrap=True)
+        self._print(Text(row))
 
     def _on_event(self, report: Report) -> None:
         if "rows" in report:
             self._console.print(_grid(report["rows"]))
             return
         style = {"warning": "yellow"}.get(report.get("level", ""), "cyan")
-        # The style is the text's: as an argument of print() it would apply to the live lines too.
-        self._console.print(Text(printable(report["message"]), style), soft_wrap=True)
+        self._print(Text(printable(report["message"]), style))
+
+    def _print(self, text: Text) -> None:
+        self._console.print(text, soft_wrap=True)
+
+
+# --- the live line ---
+
+
+class LiveLine(Bar):
+    """Progress, time left, speed and loss of a run; minor values on a second line.
+
+    What does not fit the width is cut off at the right.
+    """
+
+    def __init__(self, console: Console, num_steps: int, epochs: str) -> None:
+        self._epochs, self._minor = epochs, Text()
+        bar = BarColumn(_BAR, complete_style="cyan", finished_style="cyan")
+        share = "[cyan]{task.percentage:3.0f}%"
+        super().__init__("epoch {task.fields[epoch]}", bar, share, _Values(), console=console)
+        self._run = self.add_task("", total=num_steps, epoch=f"0.0/{epochs}")
+
+    def show(self, report: Report) -> None:
+        """Show where the run is; a training report's values stay until the next one's."""
+        epoch = min(report["epoch"], float(self._epochs))  # the last step may go beyond it
+        places = 1 if float(self._epochs) >= 1 else 2
+        fields: dict[str, Any] = {"epoch": f"{epoch:.{places}f}/{self._epochs}", "evaluated": None}
+        if report["kind"] == "train":
+            self._minor = _joined(minor_values(report), "dim")
+            fields |= {"report": report, "since": time.monotonic()}
+        self.update(self._run, completed=report["step"], **fields)
+
+    def show_evaluated(self, share: float) -> None:
+        """Show the share of the images that an evaluation has seen."""
+        self.update(self._run, evaluated=share)
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield Text()  # separates it from the table
+        yield from super().get_renderables()
+        yield self._minor
+
+
+class _Values(ProgressColumn):
+    """Time left, which passes between reports, speed and loss; or the state of an evaluation."""
+
+    def render(self, task: Task) -> Text:
+        report, share = task.fields.get("report"), task.fields.get("evaluated")
+        state = "starting" if share is None else f"evaluating {share:.0%}"
+        if report is None:
+            return _joined([(state, "bold")])
+        left = report.get("eta")
+        if left is not None:
+            left = max(left - (task.get_time() - task.fields["since"]), 0.0)
+        values = [(f"{report['images_per_s']:,.0f} images/s", "bold")]
+        values += [(f"loss {report['loss']:.4f}", "bold")]
+        return _joined(
+            [(f"{duration(left)} left", ""), *(values if share is None else [(state, "bold")])]
+        )
+
+
+def minor_values(report: Report) -> Iterator[Value]:
+    """All values of a training report but speed, loss and time; what is wrong comes first."""
+    if report.get("bad"):
+        yield f"{report['bad']:,} bad", "yellow"
+    if report.get("skipped"):
+        yield f"{report['skipped']:g} updates skipped", "yellow"
+    yield f"lr {report['lr']:.2e}", ""
+    if report.get("data_wait") is not None:
+        is_much = report["data_wait"] > _MUCH
+        yield f"data wait {report['data_wait']:.0%}", "yellow" if is_much else ""
+    if report.get("mfu") is not None:
+        yield f"MFU {report['mfu']:.1%}", ""
+    if report.get("memory"):
+        yield f"memory {in_bytes(report['memory'])}", ""
+    if report.get("grad_norm") is not None:
+        yield f"grad norm {report['grad_norm']:.3g}", ""
+    if report.get("world_size", 1) > 1 and report.get("images_per_s_device") is not None:
+        yield f"{report['world_size']:,} x {report['images_per_s_device']:,.0f} images/s", ""
+    if report.get("gpu_use") is not None:
+        yield f"GPU {report['gpu_use']:.0%}", ""
+    if report.get("gpu_power") is not None:
+        yield f"{report['gpu_power']:.0f} W", ""
+
+
+def _joined(values: Iterable[Value], style: str = "") -> Text:
+    """Values as one line, which is cut off rather than wrapped."""
+    text = Text(no_wrap=True, overflow="ellipsis")
+    for value, own in values:
+        text.append("  " if text else "")
+        text.append(value, own or style)
+    return text
+
+
+def _time_left(report: Report) -> Iterator[str]:
+    if report.get("eta") is not None and report.get("eta_epoch") is not None:
+        yield f"{duration(report['eta'])} left (epoch {duration(report['eta_epoch'])})"
+
+
+# --- the head of a run, and a row for each evaluation ---
 
 
 def _grid(rows: dict[str, str]) -> Table:
@@ -145,38 +199,28 @@ def _grid(rows: dict[str, str]) -> Table:
     return grid
 
 
-def _time_left(report: Report) -> str:
-    if report.get("eta") is None or report.get("eta_epoch") is None:
-        return ""
-    return f"  {duration(report['eta'])} left (epoch {duration(report['eta_epoch'])})"
-
-
-def _main(report: Report) -> str:
-    """The key of the first value of an evaluation."""
-    return "map" if "map" in report else "top1"
-
-
-def _others(report: Report, shows_classes: bool) -> dict[str, str]:
-    """Keys and names of the values between the first and top-5."""
-    if "map" in report:
-        return _OF_LISTS
-    return _BY_CLASS if shows_classes else {}
+def _columns(report: Report, shows_classes: bool) -> Iterator[tuple[str, int, str]]:
+    """Names, widths and texts of the columns of an evaluation."""
+    key = "map" if "map" in report else "top1"
+    others = _OF_LISTS if "map" in report else _BY_CLASS if shows_classes else {}
+    yield "epoch", 7, f"{report['epoch']:.1f}"
+    yield "step", 9, f"{report['step']}"
+    yield f"val {METRICS[key]}", 10, f"{report[key]:.2%}"
+    if f"ema_{key}" in report:
+        yield f"EMA {METRICS[key]}", 9, f"{report[f'ema_{key}']:.2%}"
+    if "ema_decay" in report:
+        yield "of decay", 9, f"{report['ema_decay']}"
+    for other, name in others.items():
+        yield name, 9, f"{report[other]:.2%}"
+    if "top5" in report:
+        yield "top-5", 8, f"{report['top5']:.2%}"
+    yield "loss", 8, f"{report['loss']:.4f}"
+    if "consensus_distance" in report:
+        yield "distance", 9, f"{report['consensus_distance']:.3g}"
+    yield "time", 9, duration(report["time"])
 
 
 def _classes_differ(report: Report) -> bool:
     """True if the mean over classes is another number than the mean over images."""
     top1 = float(report.get("top1", 0.0))
     return abs(float(report.get("balanced_accuracy", top1)) - top1) > 1e-9
-
-
-def _table_head(report: Report, shows_classes: bool) -> str:
-    key = _main(report)
-    average = f" {f'EMA {METRICS[key]}':>9}" if f"ema_{key}" in report else ""
-    average += f" {'of decay':>9}" if _DECAY in report else ""
-    distance = f" {'distance':>9}" if _DISTANCE in report else ""
-    others = "".join(f" {name:>9}" for name in _others(report, shows_classes).values())
-    top5 = f" {'top-5':>8}" if "top5" in report else ""
-    return (
-        f"{'epoch':>7} {'step':>9} {f'val {METRICS[key]}':>10}{average}{others}{top5} "
-        f"{'loss':>8}{distance} {'time':>9}"
-    )

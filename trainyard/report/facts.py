@@ -6,7 +6,7 @@ from typing import Any
 
 from trainyard.compare import PRACTICAL
 from trainyard.data.storage.credentials import without_secrets
-from trainyard.monitor.figures import duration
+from trainyard.printable import duration
 from trainyard.report.markup import Child, Html, about, join, table, tag
 from trainyard.report.runs import Group, Run, counted, differences, number
 

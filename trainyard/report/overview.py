@@ -4,9 +4,8 @@ from collections.abc import Iterable, Sequence
 from statistics import mean, median_high, stdev
 
 from trainyard.data.storage.credentials import without_secrets
-from trainyard.monitor.figures import duration
 from trainyard.monitor.outcome import METRICS
-from trainyard.monitor.units import in_millions
+from trainyard.printable import duration, in_millions
 from trainyard.report.charts import COLOURS
 from trainyard.report.findings import PAGE, findings
 from trainyard.report.markup import Child, Html, join, table, tag

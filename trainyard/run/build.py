@@ -40,7 +40,7 @@ from trainyard.model.execution import (
 )
 from trainyard.model.freeze import freeze
 from trainyard.monitor.progress import counter
-from trainyard.monitor.reporter import Reporter
+from trainyard.monitor.reports import Reporter
 from trainyard.optim.groups import classifier_parameters, set_group_rates
 from trainyard.optim.schedules import Rates, Schedule, build_schedule
 from trainyard.own_code import announce, is_own

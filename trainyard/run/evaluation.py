@@ -1,10 +1,10 @@
-"""Evaluation of a checkpoint on one or more data sets."""
+"""Evaluation of a checkpoint on a data set."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,18 @@ from trainyard.data.batch import Batch
 from trainyard.data.config import Locations
 from trainyard.data.device.feed import split
 from trainyard.data.feeds import Feeds
-from trainyard.data.index.build import Progress
 from trainyard.data.index.real_labels import Labels, read_labels
 from trainyard.data.index.table import Index
 from trainyard.data.open_datasets import (
     Source,
     open_labelled,
-    open_split,
     open_validation,
     source_of,
     trained_on,
 )
 from trainyard.data.remarks import slow_paths, warn, what_is_left_out
 from trainyard.distributed import init_distributed
-from trainyard.errors import DataError, RecipeError
+from trainyard.errors import DataError
 from trainyard.files import RunDirectory, read_json
 from trainyard.monitor.progress import counter
 from trainyard.run.build import build_feeds, check_decoding, trained_model
@@ -39,7 +37,6 @@ from trainyard.run.labels import check_kind, labels_of
 from trainyard.run.pretrained import choose_weights
 from trainyard.training import checkpoint
 from trainyard.training.averages import prefix_of
-from trainyard.training.bn_statistics import batch_norms, estimate_statistics
 from trainyard.training.evaluate import evaluate, score_labels
 from trainyard.training.label_scores import LabelScores
 from trainyard.training.precision import AUTOCASTS, use_precision
@@ -51,20 +48,17 @@ from trainyard.world import World, check_devices, pick_device, together, with_co
 class EvaluationOptions:
     """Options of an evaluation."""
 
-    data: tuple[Locations | None, ...] = (None,)
-    """The data sets, in order; None for the recipe's own validation data."""
+    data: Locations | None = None
+    """None for the recipe's own validation data; several locations are one data set."""
     all_classes: bool = False
-    """True if classes that a data set lacks may be predicted too."""
+    """True if classes that the data lacks may be predicted too."""
     labels: Path | None = None
-    """Relabelled classes of the first data set; see data/index/real_labels.py."""
+    """Relabelled classes of the data; see data/index/real_labels.py."""
     flip: bool = False
     """True to use the mean softmax of an image and of its mirror image."""
     ema: bool | float | None = None
     """True for the moving average alone, the best of several, a decay for one of them, False for
     the weights alone; None for all."""
-    bn_samples: int = 0
-    """Training images for batch norm statistics, estimated first; 0: none. In a Result, the number
-    used: whole batches, without unreadable images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,14 +105,13 @@ class DataSetResult:
             "classes": len(self.classes),
             "model_classes": self.model_classes,
             "flip": self.question.flip,
-            "bn_samples": self.question.bn_samples,
         }
         return tree | ({"reassessed": self._reassessed()} if self.data.labels else {})
 
     def _reassessed(self) -> dict[str, Any]:
         found: dict[str, Any] = {"labels": str(self.question.labels)}
         for prefix, said in self.predictions.items():
-            assert isinstance(said, Predictions)  # _open_all refuses other data
+            assert isinstance(said, Predictions)  # _open refuses other data
             found["samples"], found[f"{prefix}top1"] = reassessed_top1(said, self.data.labels or [])
         return found
 
@@ -130,10 +123,10 @@ def evaluate_checkpoint(
     *,
     world: World,
     console: Console,
-) -> list[DataSetResult]:
+) -> DataSetResult:
     """Evaluate a checkpoint and its moving averages, every image once, on any number of ranks.
 
-    Every rank of the world calls it, and gets the result of each data set.
+    Every rank of the world calls it, and gets the result.
     """
     with init_distributed(world):
         device = pick_device(world := with_cores(world))
@@ -147,32 +140,28 @@ def evaluate_checkpoint(
             progress = checkpoint.read_progress(path)
             classes, has_lists = progress["classes"], progress.get("has_lists", False)
             names = _names(path, progress, question.ema)
-        data = _open_all(config, question, classes, world, console=console)
-        warn(console, _other_parts(config, path, question, data) if world.is_first else [])
+        data = _open(config, question, classes, world, console=console)
+        if world.is_first:
+            warn(console, _remarks(config, path, question, data))
         with together(world):
-            for one in data:
-                check_kind(one.index, has_lists, one.where)
+            check_kind(data.index, has_lists, data.where)
             models = {
                 prefix_of(name): trained_model(config, path, len(classes), name).to(device)
                 for name in names
             }
         feeds = build_feeds(config, world, device)
-        if question.bn_samples:
-            used = _estimate(config, feeds, models, samples=question.bn_samples, console=console)
-            question = replace(question, bn_samples=used)
-        say = partial(_said, config, feeds, models=models, flip=question.flip, console=console)
-        said = [say(one) for one in data]
+        predictions = _predictions(config, feeds, data, models, flip=question.flip, console=console)
         with together(world):
-            best, results = _best_average(path, progress), zip(data, said, strict=True)
-            return [_result(*one, classes, question, best=best) for one in results]
+            best = _best_average(path, progress)
+            return _result(data, predictions, classes, question, best=best)
 
 
-def _said(
+def _predictions(
     config: RunConfig,
     feeds: Feeds,
     data: DataSet,
-    *,
     models: Mapping[str, nn.Module],
+    *,
     flip: bool,
     console: Console,
 ) -> dict[str, Predictions] | dict[str, LabelScores]:
@@ -235,69 +224,50 @@ def _on(device: torch.device, model: nn.Module) -> nn.Module:
     return model if found == device else deepcopy(model).to(device)
 
 
-def _open_all(
+def _open(
     config: RunConfig,
     question: EvaluationOptions,
     classes: Sequence[str],
     world: World,
     *,
     console: Console,
-) -> list[DataSet]:
+) -> DataSet:
+    where, numbers = question.data, None
     with counter(console, "indexing samples") as progress:
-        data = [
-            _open(config, where, classes, world, progress=progress, every=question.all_classes)
-            for where in question.data
-        ]
-    if world.is_first:
-        warn(console, slow_paths(*(one.index for one in data)))
-        warn(console, what_is_left_out(one.index for one in data))
-        warn(console, trained_on(config.data, question.data))
+        if where is None:
+            index = open_validation(config.data, classes, world, progress)
+        else:
+            index, numbers = open_labelled(where, classes, world, progress)
+    if numbers is not None and question.all_classes:
+        numbers = [*numbers, *sorted(set(range(len(classes))) - set(numbers))]
+    as_they_are = numbers == list(range(len(classes)))
+    name = str(source_of(config.data, "val") if where is None else Source(where, "data.val"))
+    data = DataSet(where=name, index=index, numbers=None if as_they_are else numbers)
     with together(world):
-        if question.labels is not None:
-            if data[0].index.lists is not None:
-                raise DataError(f"--labels: {data[0].where} has lists of labels itself")
-            labels = read_labels(question.labels, data[0].index)
-            data[0] = replace(data[0], labels=labels)
-    return data
+        if question.labels is None:
+            return data
+        if index.lists is not None:
+            raise DataError(f"--labels: {data.where} has lists of labels itself")
+        return replace(data, labels=read_labels(question.labels, index))
 
 
-def _other_parts(
-    config: RunConfig, path: Path, question: EvaluationOptions, data: Sequence[DataSet]
-) -> list[str]:
-    """A remark if the run's validation part is no longer that of its training."""
-    if source_of(config.data, "val").side is None or None not in question.data:
-        return []
+def _remarks(
+    config: RunConfig, path: Path, question: EvaluationOptions, data: DataSet
+) -> Iterator[str]:
+    yield from slow_paths(data.index)
+    yield from what_is_left_out([data.index])
+    yield from trained_on(config.data, question.data)
+    if source_of(config.data, "val").side is None or question.data is not None:
+        return
     try:
         before = read_json(RunDirectory(path.parents[1]).environment)["fingerprints"]["val"]
     except (OSError, ValueError, KeyError, TypeError):  # a checkpoint without its run
-        return []
-    return [
-        f"{one.where}: differs from the part that validated the run, as images have changed or "
-        "another release divided them: the run may have been trained on some of it"
-        for where, one in zip(question.data, data, strict=True)
-        if where is None and one.index.fingerprint != before
-    ]
-
-
-def _open(
-    config: RunConfig,
-    where: Locations | None,
-    classes: Sequence[str],
-    world: World,
-    *,
-    progress: Progress,
-    every: bool,
-) -> DataSet:
-    """A data set. With `every`, all classes of the model may be predicted, not only its own."""
-    if where is None:
-        index = open_validation(config.data, classes, world, progress)
-        return DataSet(where=str(source_of(config.data, "val")), index=index, numbers=None)
-    index, numbers = open_labelled(where, classes, world, progress)
-    if every:
-        numbers = [*numbers, *sorted(set(range(len(classes))) - set(numbers))]
-    as_they_are = numbers == list(range(len(classes)))
-    name = str(Source(where, "data.val"))
-    return DataSet(where=name, index=index, numbers=None if as_they_are else numbers)
+        return
+    if data.index.fingerprint != before:
+        yield (
+            f"{data.where}: differs from the part that validated the run, as images have changed "
+            "or another release divided them: the run may have been trained on some of it"
+        )
 
 
 def _names(path: Path, progress: dict[str, Any], ema: bool | float | None) -> list[str]:
@@ -311,32 +281,6 @@ def _best_average(path: Path, progress: dict[str, Any]) -> str:
     """Its decay, if there are several."""
     averages = checkpoint.averages(path)
     return choose_weights(path, progress, True).partition("-")[2] if averages else ""
-
-
-def _estimate(
-    config: RunConfig,
-    feeds: Feeds,
-    models: Mapping[str, nn.Module],
-    *,
-    samples: int,
-    console: Console,
-) -> int:
-    """Set batch norm statistics from `samples` training images. Returns the number used."""
-    with together(feeds.world):
-        if not any(map(batch_norms, models.values())):
-            raise RecipeError(f"--bn-samples: {config.model.name} has no batch norm")
-    with counter(console, "indexing samples") as progress:
-        index = open_split(source_of(config.data, "train"), feeds.world, progress)
-    with (
-        counter(console, "estimating batch norm statistics", samples) as show,
-        feeds.statistics(index, samples, config.data.image_size) as feed,
-    ):
-        return estimate_statistics(
-            list(models.values()),
-            _counted(feed, min(config.batch.size, samples), samples, lambda _, count: show(count)),
-            world=feeds.world,
-            precision=AUTOCASTS[config.batch.precision],
-        )
 
 
 def _result(

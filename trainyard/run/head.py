@@ -12,9 +12,8 @@ from trainyard.data.open_datasets import Datasets, data_remarks, source_of
 from trainyard.data.remarks import slow_paths, what_is_left_out
 from trainyard.image_size import height_width
 from trainyard.model.weights import pixels_in
-from trainyard.monitor.figures import epochs_in_all
 from trainyard.monitor.reports import Report
-from trainyard.monitor.units import in_millions
+from trainyard.printable import epochs_in_all, in_millions
 from trainyard.run.pretrained import Beginning
 from trainyard.world import World, usable_cores
 

@@ -13,8 +13,7 @@ from trainyard.files import RunDirectory
 from trainyard.monitor.config import WatchConfig
 from trainyard.monitor.console import ConsoleSink
 from trainyard.monitor.outcome import Outcome
-from trainyard.monitor.reports import Report
-from trainyard.monitor.sinks import JsonLinesSink, Sink, Sinks
+from trainyard.monitor.reports import JsonLinesSink, Report, Sink, Sinks
 from trainyard.monitor.trackers.mlflow import MlflowTracker
 from trainyard.monitor.trackers.tensorboard import TensorboardTracker
 from trainyard.monitor.trackers.tracker import Guarded, Tracker, missing

@@ -11,8 +11,7 @@ from trainyard.files import RunDirectory
 from trainyard.model.flops import forward_flops
 from trainyard.monitor.bounds import Bounds
 from trainyard.monitor.quarantine import Quarantine
-from trainyard.monitor.reporter import Reporter
-from trainyard.monitor.reports import Report
+from trainyard.monitor.reports import Report, Reporter
 from trainyard.world import World, together
 
 

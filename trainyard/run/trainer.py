@@ -21,9 +21,7 @@ from trainyard.monitor.history import score
 from trainyard.monitor.meters import Meter
 from trainyard.monitor.outcome import Outcome
 from trainyard.monitor.profiler import profiling
-from trainyard.monitor.reporter import Reporter
-from trainyard.monitor.reports import Report
-from trainyard.monitor.sinks import JsonLinesSink, Sinks
+from trainyard.monitor.reports import JsonLinesSink, Report, Reporter, Sinks
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.run.build import (
     build_ema,

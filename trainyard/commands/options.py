@@ -1,6 +1,7 @@
-"""Arguments and checks shared by commands that use a trained model."""
+"""Options that commands share: numbers, and the run or checkpoint to take."""
 
 import argparse
+import math
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,6 +11,34 @@ from trainyard.errors import CheckpointError
 from trainyard.files import RunDirectory, find_checkpoint
 
 SECTIONS = ("model", "data", "batch")  # sections of recipe keys that a trained model can depend on
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 up."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def whole(text: str) -> int:
+    """A whole number from 0 up."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(text)
+
+
+def number(text: str) -> float:
+    """A number from 0 up."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
+    return found
+
+
+# --- a trained model ---
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
