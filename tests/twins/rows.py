@@ -23,7 +23,7 @@ CHANGED: dict[str, str] = {
     **dict.fromkeys(("lamb, clipped", "lion, layer decay", "muon"), _DEFAULTS),
     "recipes NAME": "The recipe no longer lists keys of the optimizer that it leaves out.",
     "data verify": "The saved index is not compared; `structure` counts the files of a folder.",
-    "estimate": "Averagers that are gone are no longer in its table.",
+    "estimate": "Its model is FLOPs, activations and an all-reduce; averagers are not compared.",
     "rand augment": "Its geometry has one kernel, equal within a grey level.",
     "recipes --keys": "Keys of averagers are gone; those of optimizers have no default here.",
 }
