@@ -94,9 +94,11 @@ def test_no_space(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPat
     assert rows["space for passing files"]["verdict"] != "fail"
 
 
-def test_a_checkpoint_has_the_moments_of_its_optimizer(tmp_path: Path, capsys: Capture) -> None:
-    """Two were taken for every optimizer, and weights of one replica."""
-    keys = ("--optim.name", "sgd", "--optim.momentum", "0")
+def test_a_checkpoint_has_the_moments_of_its_optimizer(
+    digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """Two were taken for every optimizer."""
+    keys = ("--optim.name", "sgd", "--optim.momentum", "0", "--data", digits)
     found = examined(capsys, "debug", *keys, "--run", tmp_path)["writing checkpoints"]["found"]
     with torch.device("meta"):
         model = build_run_model(load_recipe("debug"), num_classes=1000)
