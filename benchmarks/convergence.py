@@ -39,8 +39,8 @@ from benchmarks.fashion_mnist import (
     standard_error,
 )
 from benchmarks.saving import listed, save
-from trainyard.averaging.config import AverageConfig
-from trainyard.estimate.network import Span, sent_bytes
+from trainyard.averaging.config import DEFAULT_EVERY, DEFAULT_TOPOLOGY, AverageConfig
+from trainyard.averaging.topology import rounds
 
 EPOCHS = 2
 TUNING = (100,)  # seeds
@@ -134,7 +134,7 @@ NOTES = """\
 Top-1 on the 10,000 test images of the mean of the replicas: mean over the seeds with its standard
 error, and the difference from all-reduce by pairs of a seed, in points. Distance: root mean square
 over the replicas of how far their weights lie from the mean, after the first epoch and at the end.
-Sent: bytes that a replica sends per step, over those of its weights, by `trainyard estimate`.
+Sent: bytes that a replica sends per step, over those of its weights; collectives are rings.
 
 """
 
@@ -161,12 +161,30 @@ def row(name: str, runs: list[Run], base: list[Run]) -> str:
         for at in (0, -1)
     ]
     loss = statistics.mean(run["loss"] for run in runs)
-    config = AverageConfig(**CONTENDERS[name].average)
-    sent = sent_bytes(config, 1.0, Span(replicas, replicas // RANKS_PER_NODE))
+    sent = sent_share(AverageConfig(**CONTENDERS[name].average), replicas)
     return (
         f"| {replicas} | {name} | {runs[0]['lr']:g} | {len(runs)} | {percent(runs)} "
         f"| {gap(runs, base)} | {loss:.4f} | {' | '.join(apart)} | {sent:.2f} |"
     )
+
+
+def sent_share(average: AverageConfig, replicas: int) -> float:
+    """Mean bytes that a replica sends per step, over those of its weights; rings are taken."""
+    ring = 2 * (replicas - 1) / replicas
+    size = 0.5 if average.compress else 1.0
+    if average.name == "gossip":
+        turns = rounds(average.topology or DEFAULT_TOPOLOGY, replicas, RANKS_PER_NODE)
+        # A member of a group sends bf16 to each peer, and other types around a ring.
+        sent = [
+            len(group) - 1 if average.compress else 2 * (len(group) - 1) / len(group)
+            for turn in turns
+            for group in turn
+            for _ in group
+        ]
+        return size * statistics.mean(sent)
+    if average.name == "periodic":
+        return ring / (average.every or DEFAULT_EVERY)
+    return size * ring * (1.5 if average.name == "sharded" else 1)
 
 
 def gap(runs: list[Run], base: list[Run]) -> str:

@@ -28,8 +28,6 @@ from tests.training.test_checkpoint import flip_a_bit, truncate
         ("train debug --optim.name adamww", ["did you mean 'adamw'?"]),
         ("train debug --average.name all-reduce", ["did you mean 'allreduce'?"]),
         ("train debug --run.epochs 3", ["'run.epochs'; did you mean 'run.length'?"]),
-        ("estimate debug --device t4 --link nvlnk3", ["--link", "did you mean 'nvlink3'?"]),
-        ("estimate debug --device t4 --form jpg", ["--form", "did you mean 'jpeg'?"]),
         ("train ./none.toml", ["./none.toml: no such recipe file"]),
         ("train debug --optim.lrr 1", ["'optim.lrr'", "did you mean 'optim.lr'?"]),
         ("train debug --batch.momentum=1", ["'batch.momentum'", "did you mean 'optim.momentum'?"]),

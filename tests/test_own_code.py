@@ -63,14 +63,6 @@ def test_a_run_and_what_follows_it(here: Path, digits: Path, capsys: Capture) ->
     assert run("export", "whole", "--hub", "hub") == 2
 
 
-def test_an_estimate_names_the_file_of_a_topology(here: Path, capsys: Capture) -> None:
-    topology = f"{NAME}:pairs"
-    words = ("--average.name", "gossip", "--average.topology", topology, "--gpus", 2)
-    assert run("estimate", "debug", *words, "--device", "h100-sxm", "--form", "none") == 0
-    told = f"trainyard: average.topology = {topology!r} imports {here / NAME}.py\n"
-    assert capsys.readouterr().err == told
-
-
 def test_a_run_that_goes_on_gets_the_same_noise(here: Path, digits: Path) -> None:
     options = ("--data", digits, *OWN, *SHORT, "--json", "--run.save_every", "1 steps")
     for folder, resumed in (("whole", "auto"), ("rest", "whole/checkpoints/step-00000001")):

@@ -30,7 +30,6 @@ COMMANDS: list[tuple[str, ...]] = [
     ("data", "show", "DATA"),
     ("data", "index", "DATA"),
     ESTIMATE,
-    (*ESTIMATE, "--averagers"),
     ("doctor",),
     ("bench", "loader", "DATA"),
 ]

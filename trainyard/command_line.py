@@ -256,7 +256,7 @@ def _parser() -> argparse.ArgumentParser:
         ("export", export, "a run or checkpoint for timm, ONNX or torch.export"),
         ("report", report, "a run, or several, as one HTML file"),
         ("results", results, "the board of results, or a new record on it"),
-        ("estimate", estimate, "hours, memory, energy and money of a run before it starts"),
+        ("estimate", estimate, "hours, memory and cost of a run before it starts"),
         ("doctor", doctor, "are machines, network, disks and data fit to train"),
         ("bench", bench, "images per second of this machine, and what bounds them"),
         ("recipes", recipes, "list the recipes, or print one"),

@@ -17,9 +17,8 @@ class Accelerator(NamedTuple):
     peak: dict[str, float]  # dense FLOP/s by precision; without unsupported ones
     memory: float  # bytes
     bandwidth: float  # of that memory, bytes per second
-    watts: float  # of the board, at its power limit
     price_per_hour: float | None  # USD, of the year `prices_of()`; None if it is not for rent
-    link: str  # inside a node: a key of trainyard.estimate.network.LINKS
+    link: float  # bytes per second, each way, to the other GPUs of a node
 
 
 def accelerators() -> dict[str, Accelerator]:
@@ -40,28 +39,12 @@ def prices_of() -> int:
     return year
 
 
-def read_prices(path: Path) -> dict[str, float]:
-    """USD per GPU and hour by short names, from a TOML file of lines like `h100-sxm = 2.99`.
-
-    InputError names the wrong line.
-    """
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: prices cannot be read: {error}") from None
-    for key, price in table.items():
-        if key not in _rows():
-            raise InputError(f"{path}: {explain_unknown(key)}")
-        if isinstance(price, bool) or not isinstance(price, int | float) or not price >= 0:
-            raise InputError(f"{path}: {key} = {price!r} is no price in USD per GPU and hour")
-    return {key: float(price) for key, price in table.items()}
-
-
-def explain_unknown(key: str) -> str:
-    """The message about an unknown GPU name, with the nearest names."""
-    known = list(_rows())
-    hint = did_you_mean(key, known) or f"; known are {', '.join(known)}"
-    return f"{key!r} is not a known GPU{hint}"
+def named_accelerator(key: str) -> Accelerator:
+    """The GPU of a short name. InputError with the nearest names if there is none."""
+    if key not in (known := accelerators()):
+        hint = did_you_mean(key, known) or f"; known are {', '.join(known)}"
+        raise InputError(f"{key!r} is not a known GPU{hint}")
+    return known[key]
 
 
 def _accelerator(row: dict[str, Any]) -> Accelerator:
@@ -70,9 +53,8 @@ def _accelerator(row: dict[str, Any]) -> Accelerator:
         peak={precision: 1e12 * row[precision] for precision in _PRECISIONS if precision in row},
         memory=1e9 * row["memory"],
         bandwidth=1e9 * row["bandwidth"],
-        watts=row["watts"],
         price_per_hour=row.get("price"),
-        link=row.get("link", "pcie4"),
+        link=1e9 * row.get("link", 24),
     )
 
 

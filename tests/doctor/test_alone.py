@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.command_line import Capture, complaint, run, shown
+from trainyard.config import load_recipe
 from trainyard.doctor import machine
+from trainyard.printable import in_bytes
+from trainyard.run.build import build_run_model
 
 QUICK = ("doctor", "--quick")
 
@@ -88,6 +92,18 @@ def test_no_space(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPat
     assert rows["space for the run"]["found"].startswith("10 MB in ")
     assert "make room for" in rows["space for the run"]["advice"]
     assert rows["space for passing files"]["verdict"] != "fail"
+
+
+def test_a_checkpoint_has_the_moments_of_its_optimizer(
+    digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """Two were taken for every optimizer."""
+    keys = ("--optim.name", "sgd", "--optim.momentum", "0", "--data", digits)
+    found = examined(capsys, "debug", *keys, "--run", tmp_path)["writing checkpoints"]["found"]
+    with torch.device("meta"):
+        model = build_run_model(load_recipe("debug"), num_classes=1000)
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+    assert f"a checkpoint of {in_bytes(weights)} takes" in found
 
 
 def test_a_disk_that_is_full(tmp_path: Path, capsys: Capture) -> None:

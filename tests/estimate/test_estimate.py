@@ -1,28 +1,30 @@
 """A recipe's hours: what they are made of, and what is refused."""
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trainyard.averaging.config import AverageConfig
-from trainyard.config import RunConfig, override
+from trainyard.config import RunConfig, load_recipe, override
 from trainyard.course import build_course
 from trainyard.errors import InputError
 from trainyard.estimate.estimate import (
-    STORAGE_FORMATS,
-    AveragerTime,
-    DataThroughput,
-    MeasuredThroughput,
-    Scenario,
-    compare_averagers,
-    measured_in_run,
-    training_stages,
+    Cluster,
+    Estimate,
+    Measured,
+    Workload,
+    build_workload,
+    estimate_run,
+    measure_run,
+    network_seconds,
 )
-from trainyard.estimate.memory import Memory
-from trainyard.estimate.network import Jitter, Link, Network, build_buckets, describe
+from trainyard.estimate.memory import Sizes
+from trainyard.hardware import accelerators
 
-GPU = MeasuredThroughput(images=64, seconds=0.1, fixed=0.02, image_size=100)
+T4 = accelerators()["t4"]
 COURSE = build_course(
     "2 epochs",
     epoch_samples=6400,
@@ -31,69 +33,121 @@ COURSE = build_course(
     batch_stages=["1 epoch: 128"],
     size_stages=["50%: 200"],
 )
-MEMORY = Memory(0, 0, 0, 0, 0, 0, 0, micro=64, largest=None)
-FREE = Network(8, Link(0, 1e30), Link(0, 1e30), Jitter(0))
+VAL = math.ceil(6400 * 50_000 / 1_281_167)
 
 
-def scenario(gpus: int, more_batch: float = 1.0, data: float = 1e30) -> Scenario:
-    """A training in which messages and waiting cost nothing. `data`: images/s of a node."""
-    stages = training_stages(COURSE, gpus=gpus, more_batch=more_batch)
-    buckets = build_buckets([1_000_000] * 25)
-    return Scenario(gpus, stages, buckets, MEMORY, GPU, FREE, DataThroughput(data))
+def measured(gpus: int = 1, folder: Path = Path("run")) -> Measured:
+    """A run at 1,000 images/s of 100 pixels on each GPU, in reports of 900 to 1,250."""
+    return Measured(folder, gpus, None, 6400, 100, 9, slow=900, rate=1000, fast=1250, loading=None)
 
 
-def compare(gpus: int, **average: object) -> list[AveragerTime]:
-    return compare_averagers(scenario(gpus), AverageConfig.model_validate(average))
+def estimated(
+    gpus: int, of: Measured | None = None, *, decoding: float = 1e9, layers: int = 1
+) -> Estimate:
+    """A training with 1 MB of gradients and a network of 10 MB/s between nodes."""
+    config = override(RunConfig(), {"data.image_size": "100"})
+    sizes = Sizes(1e6, 1e6, 0, 0, 0)
+    workload = Workload(config, COURSE, sizes, 3e9, 3e9, 0, moved=1, kept=(1e6, 0), layers=layers)
+    return estimate_run(workload, Cluster(None, of or measured(), decoding, 10e6, 2.0), gpus)
 
 
-def test_measured_throughput() -> None:
-    assert GPU.compute(64, 100) == pytest.approx(0.1)
-    assert GPU.compute(32, 100) == pytest.approx(0.02 + 0.04)
-    assert GPU.compute(64, 200) == pytest.approx(0.02 + 0.32)
-    with pytest.raises(InputError, match="--fixed-ms 10 is no part of a step of 8 ms"):
-        MeasuredThroughput(seconds=0.008, images=64, fixed=0.01, image_size=100)
+# Seconds on one GPU: 100 steps of 64 images, then 50 of 128 which are four times as large.
+TRAINING = 6.4 + 4 * 6.4
+EVALUATING = 2 * VAL * 0.001 / 3
 
 
-def test_where_messages_and_waiting_cost_nothing_a_run_is_its_compute() -> None:
-    found = compare(16)
-    # 100 steps of 4 images, then 50 of 8 which are four times as large.
-    wanted = 100 * (0.02 + 0.08 / 16) + 50 * (0.02 + 4 * 0.08 * 8 / 64)
-    assert len(found) == 7
-    for row in found:
-        assert row.step is not None
-        assert row.seconds == pytest.approx(wanted)
-        assert row.step.compute == pytest.approx(wanted / 150)
-        assert row.step[1:] == pytest.approx((0, 0, 0))
-        assert row.efficiency == pytest.approx((100 * 0.1 + 50 * 2 * 0.34) / 16 / wanted)
+def test_a_run_on_one_gpu_is_its_compute() -> None:
+    found = estimated(1)
+    assert 3600 * found.hours.likely == pytest.approx(TRAINING + EVALUATING)
+    assert found.images_per_s == pytest.approx(12_800 / TRAINING)
+    assert found.step.compute == pytest.approx(TRAINING / 150)
+    assert (found.step.network, found.step.data) == (0, 0)
+    assert found.bound == "GPU"
+    assert found.cost == pytest.approx(2 * found.hours.likely)
+    assert found.hours.low == pytest.approx(found.hours.likely / 1.25)
+    assert found.hours.high == pytest.approx(found.hours.likely / 0.9)
 
 
-def test_the_batch_may_grow_with_the_gpus() -> None:
-    found = scenario(16, more_batch=16)
-    _, seconds = found.train(AverageConfig())
-    # The second half has 128 images to a step, and so half as many fixed parts.
-    assert found.ideal_seconds() - seconds == pytest.approx(6400 / 64 / 16 / 2 * 0.02)
+def test_the_network_of_several_gpus_is_measured_once() -> None:
+    """8 GPUs were taken for one GPU that is 8 times as fast, and their network came twice."""
+    one, eight = estimated(8), estimated(8, measured(8))
+    assert one.step.network > 0
+    assert eight.step.network == 0
+    assert eight.step.compute == pytest.approx(one.step.compute) == pytest.approx(TRAINING / 1200)
 
 
-def test_what_a_recipe_asks_for_comes_first() -> None:
-    assert [describe(row.average) for row in compare(8)][:2] == ["allreduce", "complete"]
-    first = compare(8, name="periodic", every=4)[0]
-    assert describe(first.average) == "periodic, every 4"
+@pytest.mark.parametrize("gpus", [1, 4, 16])
+def test_several_gpus_measure_no_other_number(gpus: int) -> None:
+    with pytest.raises(InputError, match="--gpus 8"):
+        estimated(gpus, measured(8))
 
 
 def test_data_that_come_too_slowly_are_waited_for() -> None:
-    # 4 images to a GPU take 0.025 s, 8 larger ones 0.06 s; two nodes load 800 a second.
-    step, seconds = scenario(16, data=400).train(AverageConfig())
-    assert step.data == pytest.approx((100 * (0.08 - 0.025) + 50 * (0.16 - 0.06)) / 150)
-    assert seconds == pytest.approx(100 * 0.08 + 50 * 0.16)
+    found = estimated(1, decoding=500)
+    assert found.bound == "decoding"
+    # The second half takes four times as long for an image: it waits for nothing.
+    assert found.step.data == pytest.approx(100 * (0.128 - 0.064) / 150)
+    assert found.margin == pytest.approx(500 * TRAINING / 12_800)
 
 
-def test_a_topology_that_needs_other_numbers_says_so() -> None:
-    reasons = [row.reason for row in compare(24) if row.step is None]
-    assert len(reasons) == 2  # of the exponential ones
-    assert all("needs" in reason for reason in reasons)
+def test_a_slow_network_bounds() -> None:
+    found = estimated(16)
+    assert found.bound == "network"
+    assert estimated(8).bound == "GPU"
 
 
-def run_of(folder: Path, *rates: float) -> Path:
+def test_a_batch_has_an_image_for_each_gpu() -> None:
+    with pytest.raises(InputError, match="64 is not enough for 65 GPUs"):
+        estimated(65)
+
+
+def seconds(gpus: int, compute: float = 0.0, **average: Any) -> float:
+    """Of 100 MB at 100 MB/s."""
+    keys = AverageConfig.model_validate(average)
+    return network_seconds(keys, 100e6, gpus, compute=compute, bandwidth=100e6)
+
+
+def test_messages() -> None:
+    assert seconds(1) == seconds(1, name="gossip") == 0
+    assert seconds(4) == pytest.approx(1.5)
+    assert seconds(4, compress="bf16") == pytest.approx(0.75)
+    assert seconds(4, name="sharded") == pytest.approx(2.25)
+    assert seconds(4, name="periodic", every=8) == pytest.approx(1.5 / 8)
+    assert seconds(4, name="gossip") == pytest.approx(1.0)
+    assert seconds(16, name="gossip") == pytest.approx(8.0)  # 8 GPUs of a node share its link
+
+
+def test_messages_hide_behind_compute_and_the_slowest_gpu_is_waited_for() -> None:
+    slowest = 0.05 * 1.0294  # the mean of the largest of 4 normal numbers
+    assert seconds(4, compute=3.0) == pytest.approx(3 * slowest, rel=0.03)
+    assert seconds(4, compute=0.9) == pytest.approx(1.5 - 0.6 + 0.9 * slowest, rel=0.01)
+    assert seconds(4, compute=0.4, name="gossip") == pytest.approx(0.6)
+    assert seconds(4, compute=0.4, name="gossip", overlap=False) == pytest.approx(1.0)
+
+
+def test_no_step_is_shorter_than_its_launches() -> None:
+    found = estimated(64, layers=1_000_000)
+    assert found.bound == "launches"
+    # 100 micro-steps, and 100 in the 50 steps of twice the batch.
+    assert found.step.compute == pytest.approx(200 / 150 * 1_000_000 * 3 * 5e-6)
+
+
+@pytest.mark.parametrize(
+    ("keys", "share"),
+    [({"model.grad_checkpointing": "true"}, 4 / 3), ({"model.freeze": "blocks.*"}, 1)],
+)
+def test_what_is_computed_again_and_what_is_not_trained(keys: dict[str, str], share: float) -> None:
+    config = load_recipe("debug", {"model.name": "vit_tiny_patch16_224", "data.image_size": "224"})
+    plain, other = (build_workload(each, 100) for each in (config, override(config, keys)))
+    if share == 1:  # but for the classifier
+        assert other.matrix == pytest.approx(plain.matrix / 3, rel=0.15)
+    else:
+        assert other.matrix == pytest.approx(share * plain.matrix)
+    assert other.moved / plain.moved == pytest.approx(other.matrix / plain.matrix)
+    assert other.flops == plain.flops  # as a run counts them for its mfu
+
+
+def run_of(folder: Path, *rates: float, world_size: int = 4) -> Path:
     recipe = (
         "[data]\nimage_size = 160\n[schedule]\nbatch_size = ['40 steps: 128']\n[batch]\nsize = 64\n"
     )
@@ -102,25 +156,35 @@ def run_of(folder: Path, *rates: float) -> Path:
     for number, rate in enumerate(rates, start=1):
         step = 10 * number
         report = {"step": step, "samples": 64 * step, "epoch": 64 * step / 6400}
-        pace = {"images_per_s": rate, "data_wait": 0.5, "world_size": 4}
-        lines.append({"kind": "train", **pace, **report})
+        pace = {"images_per_s": rate, "data_wait": 0.5, "world_size": world_size}
+        lines.append({"kind": "train", "images_per_s_loader": 8000, **pace, **report})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
 
 def test_the_throughput_of_a_run(tmp_path: Path) -> None:
+    """The reports know how many GPUs there were."""
     # Not the first report, nor those of the larger batch, nor the half that was spent waiting.
     run = run_of(tmp_path, 1.0, 90.0, 100.0, 110.0, 9.0, 9.0)
-    found = measured_in_run(run, RunConfig(), fixed=0.01)
-    assert found == MeasuredThroughput(images=16, seconds=64 / 200, fixed=0.01, image_size=160)
+    found = measure_run(run, override(RunConfig(), {"batch.size": "64"}))
+    assert (found.gpus, found.rate, found.num_reports) == (4, 50, 3)
+    assert (found.slow, found.fast) == pytest.approx((46, 54))
+    assert (found.loading, found.epoch_samples, found.image_size) == (2000, 6400, 160)
+
+
+def test_a_run_on_several_gpus_has_one_averager(tmp_path: Path) -> None:
+    gossip = override(RunConfig(), {"batch.size": "64", "average.name": "gossip"})
+    with pytest.raises(InputError, match=r"average\.name: allreduce -> gossip"):
+        measure_run(run_of(tmp_path, 1.0, 90.0, 100.0), gossip)
+    assert measure_run(run_of(tmp_path, 1.0, 90.0, 100.0, world_size=1), gossip).gpus == 1
 
 
 def test_a_run_without_reports_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no second report"):
-        measured_in_run(run_of(tmp_path, 5.0), RunConfig(), fixed=0.0)
+        measure_run(run_of(tmp_path, 5.0, world_size=1), RunConfig())
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(InputError, match="no second report"):
-        measured_in_run(tmp_path, RunConfig(), fixed=0.0)
+        measure_run(tmp_path, RunConfig())
 
 
 @pytest.mark.parametrize(
@@ -131,26 +195,4 @@ def test_a_run_with_other_steps_is_refused(key: str, value: str, tmp_path: Path)
     """A small model's time was taken for that of a large one, without a word."""
     run = run_of(tmp_path, 1.0, 90.0, 100.0)
     with pytest.raises(InputError, match=rf"--run .*{key}: \w+ -> {value}"):
-        measured_in_run(run, override(RunConfig(), {key: value}), fixed=0.01)
-
-
-def test_the_speeds_of_decoding_stand_in_the_file_that_is_cited() -> None:
-    """None of them did: estimates decoded 13 to 34% too slowly."""
-    results = Path(__file__).parents[2] / "benchmarks/results/2026-11-22-2-core-vm-loader.md"
-    _, full, short, *_ = results.read_text().split("## Whole loaders")
-    webdataset, seek = "Trainyard, WebDataset", "Trainyard, WebDataset, seek table"
-    rows = {
-        "jpeg": (full, webdataset),
-        "jpeg-seek": (full, seek),
-        "packed": (full, "Trainyard, packed"),
-        "jpeg-256": (short, webdataset),
-        "jpeg-256-seek": (short, seek),
-        "packed-256": (short, "Trainyard, packed"),
-        "pixels-256": (short, "Trainyard, packed, raw pixels"),
-    }
-    assert rows.keys() == STORAGE_FORMATS.keys()
-    for name, (table, loader) in rows.items():
-        (row,) = (line for line in table.splitlines() if line.startswith(f"| {loader} |"))
-        cells = [cell.strip() for cell in row.strip("|").split("|")]
-        speed, kilobytes = cells[1].partition(" ")[0].replace(",", ""), cells[-1]
-        assert STORAGE_FORMATS[name] == (float(speed), 1000 * float(kilobytes)), name
+        measure_run(run, override(RunConfig(), {key: value}))

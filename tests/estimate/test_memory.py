@@ -1,18 +1,27 @@
 """Bytes beside those of real models, optimizers and checkpoints."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from trainyard.averaging.config import AverageConfig
-from trainyard.config import RunConfig, load_recipe
-from trainyard.estimate.compute import TrainingWork
-from trainyard.estimate.memory import Memory, Sizes, checkpoint_bytes, gpu_memory, model_sizes
+from trainyard.config import RunConfig, load_recipe, override
+from trainyard.estimate.memory import (
+    Memory,
+    Sizes,
+    checkpoint_bytes,
+    gpu_memory,
+    kept_bytes,
+    model_sizes,
+)
 from trainyard.files import RunDirectory
 from trainyard.optim.config import NAMES
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.run.build import build_run_model
+from trainyard.training.precision import AUTOCASTS
 
 
 def config_of(**keys: str) -> RunConfig:
@@ -70,13 +79,53 @@ def test_a_real_checkpoint(finished: Path) -> None:
     assert checkpoint_bytes(sizes, config.average, ranks=1) == pytest.approx(found, rel=0.03)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("name", "size"), [("resnet18", 64), ("test_vit", 160)])
+def test_what_autograd_keeps(name: str, size: int, precision: str) -> None:
+    """Of a real model on the CPU, with two numbers of images that are not those of the trace."""
+    config = config_of(model__name=name, data__image_size=f"{size}", batch__precision=precision)
+    model = build_run_model(config, num_classes=10).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    per_image, besides = kept_bytes(model, config)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    for images in (3, 5):
+        found = really_kept(model, images, size, AUTOCASTS[precision])
+        assert per_image * images + besides == pytest.approx(found, rel=0.01)
+
+
+def really_kept(model: nn.Module, images: int, size: int, dtype: torch.dtype | None) -> int:
+    """Bytes."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
+    storages: dict[int, Any] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = storage
+        return tensor
+
+    batch = torch.zeros(images, 3, size, size).to(memory_format=torch.channels_last)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            scores = model(batch)
+        nn.functional.cross_entropy(scores.float(), torch.zeros(images, dtype=torch.long))
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def test_activations_computed_again_are_not_kept() -> None:
+    name = "vit_tiny_patch16_224"
+    plain = config_of(model__name=name, data__image_size="224", batch__precision="bf16")
+    again = override(plain, {"model.grad_checkpointing": "true"})
+    whole, part = (kept_bytes(build_run_model(c, 10).train(), c)[0] for c in (plain, again))
+    assert part < whole / 4
+
+
 SIZES = Sizes(weights=100e6, gradients=100e6, moments=200e6, average=100e6, on_host=0.0)
-WORK = TrainingWork((), image_size=224, kept_bytes=10e6, cast_bytes=0.0)
 
 
 def memory(average: str = "allreduce", capacity: float | None = None, ranks: int = 8) -> Memory:
     config = RunConfig(average=AverageConfig.model_validate({"name": average}))
-    return gpu_memory(SIZES, WORK, config, ranks=ranks, share=1000, capacity=capacity)
+    return gpu_memory(SIZES, (10e6, 0.0), config, gpus=ranks, share=1000, capacity=capacity)
 
 
 def test_shares_are_halved_until_they_fit() -> None:
@@ -99,7 +148,9 @@ def test_gradients_of_micro_batches_add_up_whole() -> None:
     for accumulate in (None, "parts"):
         keys = {"average": {"name": "sharded", "accumulate": accumulate}, "batch": {"micro": 100}}
         config = RunConfig.model_validate(keys)
-        found.append(gpu_memory(SIZES, WORK, config, ranks=8, share=1000, capacity=None).total)
+        found.append(
+            gpu_memory(SIZES, (10e6, 0.0), config, gpus=8, share=1000, capacity=None).total
+        )
     assert found[0] - found[1] == pytest.approx(100e6 * 7 / 8)
 
 

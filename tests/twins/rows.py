@@ -24,7 +24,7 @@ CHANGED: dict[str, str] = {
     "recipes NAME": "The recipe no longer lists keys of the optimizer that it leaves out.",
     "evaluate": "`bn_samples` is gone with `--bn-samples`.",
     "data verify": "The saved index is not compared; `structure` counts the files of a folder.",
-    "estimate": "Averagers that are gone are no longer in its table.",
+    "estimate": "Its model is FLOPs, activations and an all-reduce; averagers are not compared.",
     "export for timm": "The folder has other bytes: its configuration is written by timm.",
     "rand augment": "Its geometry has one kernel, equal within a grey level.",
     "recipes --keys": "Keys of averagers are gone; those of optimizers have no default here.",

@@ -1,239 +1,238 @@
-"""`trainyard estimate`: time, memory, network, energy and cost of a run before it starts."""
+"""`trainyard estimate`: hours, memory and cost of a run before it starts."""
 
 import argparse
 import json
 import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from trainyard.commands.loading import loading
 from trainyard.commands.options import number, positive
+from trainyard.commands.printing import print_table, print_text, size
+from trainyard.errors import InputError
 from trainyard.files import check_run
-from trainyard.hints import did_you_mean
+from trainyard.printable import in_millions
 
 if TYPE_CHECKING:
     from trainyard.config import RunConfig
-    from trainyard.estimate.estimate import Cluster, MeasuredThroughput
-    from trainyard.estimate.network import Network
+    from trainyard.estimate.estimate import Cluster, Estimate, Workload
     from trainyard.hardware import Accelerator
 
-_IMAGENET = 1_281_167
-_VAL_SHARE = 50_000 / _IMAGENET
-_COMMON_LINK = "nvlink3"  # inside nodes of unknown GPUs
-
-T = TypeVar("T")
+_IMAGENET = 1_281_167  # samples
+# Of JPEGs of ImageNet's size: benchmarks/results/2026-11-22-2-core-vm-loader.md, WebDataset.
+_IMAGES_PER_CORE = 2_462
+_CORES = 12
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard estimate` to its parser."""
     add = parser.add_argument
     add("recipe", metavar="RECIPE", help="a built-in name or a path to a TOML file")
-    add("--gpus", type=_counts, metavar="N,N", help="GPUs (1, 8 and 64 nodes, as batches allow)")
-    add("--device", metavar="GPU", help="of which kind: a100-sxm-80gb, h100-sxm, …")
-    add("--step-ms", type=number, metavar="MS", help="a step of one GPU alone, as measured")
-    add("--step-images", type=positive, metavar="N", help="images of it (those of the fewest GPUs)")
-    add("--run", metavar="DIR", help="take that from a run, instead of --step-ms")
-    add("--fixed-ms", type=number, default=10.0, metavar="MS", help="of it whatever the batch (10)")
+    add("--device", metavar="GPU", help="kind of GPU: a100-sxm-80gb, h100-sxm, …")
+    add("--run", metavar="DIR", help="a run of the model, whose throughput counts instead")
+    add("--gpus", type=_counts, metavar="N,N", help="numbers of GPUs (8, or those of --run)")
+    add("--samples", type=positive, metavar="N", help=f"in an epoch ({_IMAGENET})")
+    add("--cores", type=positive, metavar="N", help=f"per GPU that load images ({_CORES})")
     add(
-        "--samples",
+        "--images-per-core",
         type=positive,
-        default=_IMAGENET,
         metavar="N",
-        help=f"in an epoch ({_IMAGENET})",
+        help=f"a second, by `trainyard bench loader` ({_IMAGES_PER_CORE}: JPEGs like ImageNet's)",
     )
-    add("--val-samples", type=positive, metavar="N", help="in an evaluation (a 26th of --samples)")
-    add("--classes", type=positive, default=1000, metavar="N", help="(1000)")
-    add("--weak", action="store_true", help="let the batch grow with the GPUs")
-    add("--averagers", action="store_true", help="compare all averagers too")
+    add("--network", type=_rate, default=100, metavar="GBIT", help="Gbit/s out of a node (100)")
+    add("--price", type=number, metavar="USD", help="per GPU and hour, instead of a list price")
     add("--json", action="store_true", help="print all there is as JSON")
-    _add_node(parser)
-    _add_costs(parser)
     parser.epilog = (
-        "LINK is one of 1gbe, 10gbe, 25gbe, 100gbe, 100gb-ib, 200gb-ib, 4x200gb-ib, 8x400gb-ib, "
-        "pcie3, pcie4, nvlink2, nvlink3, nvlink4, nvlink5. FORM is one of jpeg, jpeg-seek, packed, "
-        "jpeg-256, jpeg-256-seek, packed-256, pixels-256, or none for images that are always "
-        "there. Any recipe key can be given as --SECTION.KEY VALUE. What all this rests on, and "
-        "how far it is off, is in docs/estimate.md."
+        "Nodes have 8 GPUs. Any recipe key can be given as --SECTION.KEY VALUE. How far estimates "
+        "are off is in docs/estimate.md."
     )
     parser.set_defaults(run_command=estimate, takes_overrides=True)
-
-
-def _add_node(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("nodes and network").add_argument
-    add("--gpus-per-node", type=positive, default=8, metavar="N", help="(8)")
-    add("--cores-per-gpu", type=positive, default=12, metavar="N", help="that load images (12)")
-    add("--form", default="jpeg", help="how images are stored (jpeg)")
-    add("--storage-gbps", type=number, metavar="GBIT", help="Gbit/s that a node reads (no limit)")
-    add("--inside", metavar="LINK", help="between GPUs of a node (that of --device)")
-    add("--link", default="100gb-ib", metavar="LINK", help="between nodes (100gb-ib)")
-    add("--bandwidth", type=number, metavar="GBIT", help="of --link, Gbit/s, if none is like it")
-    add("--latency", type=number, metavar="US", help="of --link, microseconds")
-    add("--jitter", type=number, default=0.05, metavar="S", help="spread of compute times (0.05)")
-    add("--stall-rate", type=number, default=0.0, metavar="P", help="stalls per GPU and step (0)")
-    add("--stall-ms", type=number, default=1000.0, metavar="MS", help="of a stall (1000)")
-
-
-def _add_costs(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("energy and money").add_argument
-    add("--price-per-gpu-hour", type=number, metavar="X", help="in USD, instead of list prices")
-    add("--prices", type=Path, metavar="FILE", help="the same by GPU: a TOML of h100-sxm = 2.99, …")
-    add("--host-watts", type=number, default=150.0, metavar="W", help="beside each GPU (150)")
-    add("--pue", type=_factor, default=1.2, metavar="F", help="energy for cooling too (1.2)")
 
 
 def estimate(options: argparse.Namespace) -> int:
     """Run `trainyard estimate`; returns the exit code."""
     from trainyard.config import load_recipe
+    from trainyard.hardware import named_accelerator
 
     if options.run is not None:
         check_run(Path(options.run))
-    config = load_recipe(options.recipe, options.overrides)
-    from trainyard.commands.estimate_tables import as_json, print_all
-
-    with loading():
-        from trainyard.estimate.estimate import (
-            build_scenario,
-            build_workload,
-            compare_averagers,
-            estimate_run,
+    elif options.device is None:
+        raise InputError(
+            "how fast is a GPU? Give --device, its kind (a100-sxm-80gb, h100-sxm, …), or --run, "
+            "the directory of a run of the same model"
         )
+    device = None if options.device is None else named_accelerator(options.device)
+    config = load_recipe(options.recipe, options.overrides)
+    with loading():
+        from trainyard.estimate.estimate import build_workload, estimate_run
 
-    options.gpus = options.gpus or _usual_gpus(options, config)
-    cluster = _cluster(options, config)
-    val_samples = options.val_samples or math.ceil(_VAL_SHARE * options.samples)
-    workload = build_workload(
-        config, samples=options.samples, val_samples=val_samples, num_classes=options.classes
-    )
-    estimates, comparisons = [], []
-    for gpus in options.gpus:
-        more_batch = gpus / options.gpus[0] if options.weak else 1.0
-        scenario = build_scenario(workload, cluster, gpus=gpus, more_batch=more_batch)
-        estimates.append(estimate_run(workload, cluster, scenario))
-        has_rows = options.averagers or options.json
-        comparisons.append(compare_averagers(scenario, config.average) if has_rows else [])
+    cluster = _cluster(options, config, device)
+    measured = cluster.measured
+    samples = options.samples or (measured.epoch_samples if measured else _IMAGENET)
+    workload = build_workload(config, samples)
+    least = min(phase.batch for phase in workload.course.phases)
+    usual = [measured.gpus] if measured else [8 if least >= 8 else 1]
+    estimates = [estimate_run(workload, cluster, gpus) for gpus in options.gpus or usual]
     if options.json:
-        found = as_json(options, workload, cluster, estimates, comparisons=comparisons)
-        print(json.dumps(found))
+        print(json.dumps(_as_json(options, workload, cluster, estimates)))
     else:
-        print_all(options, workload, cluster, estimates, comparisons=comparisons)
+        _print(options, workload, cluster, estimates)
     return 0
 
 
-def _usual_gpus(options: argparse.Namespace, config: "RunConfig") -> list[int]:
-    """GPUs of 1, 8 and 64 nodes, without numbers above the smallest batch; or a single GPU."""
-    from trainyard.run.build import build_run_course
-
-    least = min(phase.batch for phase in build_run_course(config, options.samples).phases)
-    counts: list[int] = [options.gpus_per_node * nodes for nodes in (1, 8, 64)]
-    if options.weak and counts[0] <= least:  # the batch grows with them
-        return counts
-    return [count for count in counts if count <= least] or [1]
-
-
-def _cluster(options: argparse.Namespace, config: "RunConfig") -> "Cluster":
-    from trainyard.estimate.estimate import STORAGE_FORMATS, Cluster
-
-    key, device = _device(options)
-    gbps = options.storage_gbps
-    return Cluster(
-        network=_network(options, device),
-        device=device,
-        measured=_measured(options, config, device),
-        storage=_choose("--form", options.form, {**STORAGE_FORMATS, "none": None}),
-        cores_per_gpu=options.cores_per_gpu,
-        node_bytes_per_second=math.inf if gbps is None else gbps * 1e9 / 8,
-        price_per_hour=_price(options, key, device),
-        host_watts=options.host_watts,
-        overhead=options.pue,
-    )
-
-
-def _choose(option: str, name: str, known: dict[str, T]) -> T:
-    """An entry by name. InputError that names the others."""
-    from trainyard.errors import InputError
-
-    if name not in known:
-        hint = did_you_mean(name, known) or f"; known are {', '.join(known)}"
-        raise InputError(f"{option} {name} is not known{hint}")
-    return known[name]
-
-
-def _device(options: argparse.Namespace) -> tuple[str | None, "Accelerator | None"]:
-    """The accelerator by name, or that of the measured run; with its key."""
-    from trainyard.estimate.estimate import device_of_run
-    from trainyard.hardware import accelerators
-
-    known = accelerators()
-    if options.device is not None:
-        return options.device, _choose("--device", options.device, known)
-    device = None if options.run is None else device_of_run(Path(options.run))
-    return next((key for key, each in known.items() if each == device), None), device
-
-
-def _price(
-    options: argparse.Namespace, key: str | None, device: "Accelerator | None"
-) -> float | None:
-    from trainyard.hardware import read_prices
-
-    prices = {} if options.prices is None else read_prices(options.prices)
-    if options.price_per_gpu_hour is not None:
-        price: float = options.price_per_gpu_hour
-        return price
-    if key is None or device is None:
-        return None
-    return prices.get(key, device.price_per_hour)
-
-
-def _network(options: argparse.Namespace, device: "Accelerator | None") -> "Network":
-    from trainyard.estimate.network import LINKS, Jitter, Link, Network
-
-    inside = options.inside or (_COMMON_LINK if device is None else device.link)
-    latency, bandwidth = _choose("--link", options.link, LINKS)
-    if options.latency is not None:
-        latency = options.latency / 1e6
-    if options.bandwidth is not None:
-        bandwidth = options.bandwidth * 1e9 / 8
-    return Network(
-        options.gpus_per_node,
-        inside=_choose("--inside", inside, LINKS),
-        between=Link(latency, bandwidth),
-        jitter=Jitter(options.jitter, options.stall_rate, options.stall_ms / 1000),
-    )
-
-
-def _measured(
+def _cluster(
     options: argparse.Namespace, config: "RunConfig", device: "Accelerator | None"
-) -> "MeasuredThroughput | None":
-    """The measured throughput; None if it is to be derived from the data sheet."""
-    from trainyard.errors import InputError
-    from trainyard.estimate.estimate import MeasuredThroughput, measured_in_run
+) -> "Cluster":
+    from trainyard.estimate.estimate import Cluster, measure_run
 
-    fixed = options.fixed_ms / 1000
-    if options.run is not None and options.step_ms is not None:
-        raise InputError("how fast is a GPU? Give either --step-ms or --run, not both")
-    if options.run is not None:
-        return measured_in_run(Path(options.run), config, fixed=fixed)
-    if options.step_ms is not None:
-        return MeasuredThroughput(
-            images=options.step_images or math.ceil(config.batch.size / options.gpus[0]),
-            seconds=options.step_ms / 1000,
-            fixed=fixed,
-            image_size=config.data.image_size,
-        )
-    if device is None:
+    measured = None if options.run is None else measure_run(Path(options.run), config)
+    if measured and measured.device and device not in (None, measured.device):
         raise InputError(
-            "how fast is a GPU? Give --device, its kind (a100-sxm-80gb, h100-sxm, …), or what was "
-            "measured: --step-ms, the time of a step on one, or --run, the directory of a run"
+            f"--device {options.device}: {options.run} is a run on {measured.device.name}: leave "
+            "one of the two out"
         )
-    return None
+    device = device or (measured.device if measured else None)
+    decoding = (options.cores or _CORES) * float(options.images_per_core or _IMAGES_PER_CORE)
+    if config.data.decode == "gpu":
+        decoding = math.inf
+    elif measured and measured.loading and not (options.cores or options.images_per_core):
+        decoding = measured.loading
+    price = options.price
+    if price is None and device:
+        price = device.price_per_hour
+    return Cluster(device, measured, decoding, 1e9 / 8 * options.network, price)
+
+
+# --- the output ---
+
+
+def _print(
+    options: argparse.Namespace,
+    workload: "Workload",
+    cluster: "Cluster",
+    estimates: Sequence["Estimate"],
+) -> None:
+    from trainyard.image_size import size_text
+
+    course = workload.course
+    print_text(
+        f"{options.recipe}: {in_millions(round(workload.sizes.gradients / 4))} weights, "
+        f"{workload.flops / 1e9:,.2f} GFLOP to train on an image of "
+        f"{size_text(workload.config.data.image_size)} pixels; "
+        f"{course.samples(course.num_steps) / course.epoch_samples:.4g} epochs of "
+        f"{course.epoch_samples:,} images, {course.num_steps:,} steps"
+    )
+    columns = {
+        "GPUs": [f"{each.gpus:,}" for each in estimates],
+        "time": [_time(each.hours.likely) for each in estimates],
+        "from .. to": [_span(each.hours.low, each.hours.high) for each in estimates],
+        "images/s": [f"{each.images_per_s:,.0f}" for each in estimates],
+        "memory": [size(each.memory.total) for each in estimates],
+        "USD": [f"{each.cost:,.2f}" for each in estimates if each.cost is not None],
+        "bound by": [each.bound if each.memory.fits else "too large" for each in estimates],
+    }
+    columns = {name: cells for name, cells in columns.items() if cells}
+    print_table(list(columns), list(zip(*columns.values(), strict=True)))
+    print_text(*_details(options, workload, cluster, estimates[0]))
+
+
+def _details(
+    options: argparse.Namespace, workload: "Workload", cluster: "Cluster", estimate: "Estimate"
+) -> Iterator[str]:
+    from trainyard.estimate.estimate import RANGE
+    from trainyard.hardware import prices_of
+
+    gpus, measured = _gpus(estimate.gpus), cluster.measured
+    yield _memory(estimate)
+    reached = "" if estimate.mfu is None else f" {gpus}: {estimate.mfu:.0%} of the peak FLOP/s."
+    if measured:
+        yield (
+            f"Speed: {measured.rate:,.0f} images/s on each of {_gpus(measured.gpus)}, measured "
+            f"without waits for data.{reached} From .. to: four fifths of its "
+            f"{measured.num_reports:,} reports."
+        )
+    elif cluster.device is not None:
+        yield (
+            f"Speed: {cluster.device.name} by its data sheet.{reached} From .. to: {RANGE[0]:g} to "
+            f"{RANGE[1]:g} times as long, where 20 of 21 published figures lie. A minute of "
+            "training, given as --run, is worth more."
+        )
+    if estimate.margin is not None:
+        yield (
+            f"Decoding: {cluster.decoding:,.0f} images/s for each GPU; {gpus}: "
+            f"{estimate.margin:.2g} times as fast as they compute."
+        )
+    if measured and measured.gpus > 1:
+        yield "Network: in the measured steps."
+    else:
+        yield (
+            f"Network: {options.network:g} Gbit/s out of a node of 8; "
+            f"{size(workload.sizes.gradients)} of gradients."
+        )
+    if cluster.price_per_hour is not None:
+        source = "yours" if options.price is not None else f"a round price of {prices_of()}"
+        yield f"Money: {cluster.price_per_hour:g} USD per GPU and hour, {source}."
+    yield "Evaluation is counted; starting, saving and failing are not."
+
+
+def _memory(estimate: "Estimate") -> str:
+    memory = estimate.memory
+    parts = ", ".join(f"{name} {size(part)}" for name, part in memory.parts.items() if part)
+    line = f"Memory, on {_gpus(estimate.gpus)}: {parts} of {memory.micro:,} images at a time"
+    if memory.micro < estimate.share:
+        line += f", of {estimate.share:,} in a step"
+    return line + ("." if memory.largest is None else f"; {memory.largest:,} would fit.")
+
+
+def _as_json(
+    options: argparse.Namespace,
+    workload: "Workload",
+    cluster: "Cluster",
+    estimates: Sequence["Estimate"],
+) -> dict[str, Any]:
+    """The estimates as data for JSON; seconds, bytes and samples per second."""
+    return {
+        "recipe": options.recipe,
+        "device": None if cluster.device is None else cluster.device._asdict(),
+        "measured_gpus": None if cluster.measured is None else cluster.measured.gpus,
+        "weights": round(workload.sizes.gradients / 4),
+        "training_flops": workload.flops,
+        "steps": workload.course.num_steps,
+        "price_per_gpu_hour": cluster.price_per_hour,
+        "runs": [asdict(each) | {"fits": each.memory.fits} for each in estimates],
+    }
+
+
+# --- numbers ---
 
 
 def _counts(text: str) -> list[int]:
     return sorted({positive(part.strip()) for part in text.split(",")})
 
 
-def _factor(text: str) -> float:
-    factor = number(text)
-    if factor < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
-    return factor
+def _rate(text: str) -> float:
+    rate = number(text)
+    if not rate:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return rate
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count:,} GPUs"
+
+
+def _time(hours: float) -> str:
+    """3,200 h, 15.9 h, 5.8 min, 37 s."""
+    if hours >= 1:
+        return f"{hours:,.0f} h" if hours >= 100 else f"{hours:.3g} h"
+    return f"{60 * hours:.2g} min" if hours >= 1 / 60 else f"{3600 * hours:.2g} s"
+
+
+def _span(low: float, high: float) -> str:
+    """4.1 .. 8.1 min, 50 min .. 1.2 h."""
+    begin, end = _time(low), _time(high)
+    if begin.partition(" ")[2] == end.partition(" ")[2]:
+        begin = begin.partition(" ")[0]
+    return f"{begin} .. {end}"

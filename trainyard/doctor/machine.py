@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from trainyard.distributed.process_group import FILES_PER_RANK, OWN_FILES
-from trainyard.doctor.check import FAIL, WARN, Check, Context, Options, Row, differing, limit_check
+from trainyard.doctor.check import FAIL, WARN, Check, Context, Row, differing, limit_check
+from trainyard.estimate.memory import checkpoint_bytes, model_sizes
 from trainyard.files import cache_folder
 from trainyard.monitor.environment import versions
 from trainyard.printable import in_bytes, in_seconds
@@ -251,7 +252,7 @@ def _own_name(context: Context) -> float:
 def disk_checks(context: Context) -> list[Check]:
     """Checks of the run directory and of two folders whose lack of space would end a run."""
     run, keep = context.options.run, context.options.config.run.keep
-    size = _checkpoint_bytes(context.options)
+    size = _checkpoint_bytes(context)
     passing = Path(tempfile.gettempdir())
     write_advice = "choose another directory with --run, or make this one writable"
     return [
@@ -291,7 +292,7 @@ def _write(context: Context) -> float | None:
     """Bytes per second of a synced write about the size of a checkpoint; None on other ranks."""
     if not context.world.is_first:
         return None
-    size = min(_checkpoint_bytes(context.options), _LARGEST_WRITE)
+    size = min(_checkpoint_bytes(context), _LARGEST_WRITE)
     block = os.urandom(_BLOCK)
     deadline = time.perf_counter() + 10 * context.options.seconds
     with tempfile.TemporaryFile(dir=existing(context.options.run), buffering=0) as file:
@@ -306,7 +307,7 @@ def _judge_write(values: list[float], context: Context) -> Row:
     speed = values[0]
     found = f"{in_bytes(speed)}/s in {existing(context.options.run)}"
     if context.options.has_recipe:
-        size = _checkpoint_bytes(context.options)
+        size = _checkpoint_bytes(context)
         found += f": a checkpoint of {in_bytes(size)} takes {size / speed:.2g} s"
     if speed < _SLOW_WRITE:
         advice = "training waits for it: choose a faster disk with --run, or save less often"
@@ -314,11 +315,12 @@ def _judge_write(values: list[float], context: Context) -> Row:
     return Row("writing checkpoints", found)
 
 
-def _checkpoint_bytes(options: Options) -> int:
-    """Approximate size: weights, their moving average, and two moments of the optimizer."""
+def _checkpoint_bytes(context: Context) -> int:
+    """Bytes of a checkpoint of the recipe's, by the formula of `trainyard estimate`."""
+    options = context.options
     if not options.has_recipe:
         return _UNKNOWN_CHECKPOINT
     with torch.device("meta"):
         model = build_run_model(options.config, num_classes=1000)
-    weights = sum(weight.numel() for weight in model.parameters())
-    return 4 * weights * (3 + len(options.config.model.averages))
+    sizes = model_sizes(model, options.config)
+    return round(checkpoint_bytes(sizes, options.config.average, ranks=context.world.size))

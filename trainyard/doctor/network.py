@@ -76,7 +76,7 @@ def _averaging(device: torch.device) -> Check:
         if len(context.machines) > 1 and wire < _SLOW_LINK:
             advice = (
                 "is this the fastest interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)? "
-                f"`trainyard estimate RECIPE --bandwidth {8 * wire / 1e9:.2g}` compares averagers"
+                f"`trainyard estimate RECIPE --network {8 * wire / 1e9:.2g}` has what it costs"
             )
             return Row(what, found, WARN, advice)
         return Row(what, found)

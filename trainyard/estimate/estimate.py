@@ -1,510 +1,369 @@
-"""Estimate of a run: time, memory, disk, network, energy, money, and its bottleneck."""
+"""Hours, memory and money of a run before it starts, and what bounds it.
+
+A GPU reaches shares of its data sheet that were fitted to published throughputs (docs/estimate.md),
+or what a run of the same model measured.
+"""
 
 import json
 import math
-import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from statistics import NormalDist
+from typing import Literal, NamedTuple
 
 import numpy as np
+import torch
 
-from trainyard.averaging.config import AverageConfig
-from trainyard.averaging.topology import BUILT_IN
+from trainyard.averaging.config import DEFAULT_EVERY, AverageConfig
 from trainyard.compare import differences
 from trainyard.config import RunConfig, load_recipe
 from trainyard.course import Course
-from trainyard.errors import InputError, RecipeError
-from trainyard.estimate.memory import (
-    Memory,
-    Sizes,
-    checkpoint_bytes,
-    gpu_memory,
-    model_sizes,
-    update_bytes,
-)
-from trainyard.estimate.network import (
-    Buckets,
-    Network,
-    StepTime,
-    build_buckets,
-    sent_bytes,
-    step_time,
-    total_bytes,
-)
+from trainyard.errors import InputError
+from trainyard.estimate.memory import Memory, Sizes, gpu_memory, kept_bytes, model_sizes
 from trainyard.files import RunDirectory
 from trainyard.hardware import Accelerator, find_accelerator
 from trainyard.image_size import ImageSize, num_pixels
+from trainyard.model.flops import flops_by_operation
 from trainyard.monitor.history import read_history
+from trainyard.run.build import build_mode, build_run_course, build_run_model
 
-if TYPE_CHECKING:
-    from trainyard.estimate.compute import Roofline, TrainingWork
+# Shares of the peak FLOP/s that matrix products and convolutions reach, and how often each byte of
+# an activation moves: fitted by benchmarks/published.py.
+MATRIX, CONVOLUTION, MOVES = 0.65, 0.9, 10.25
+RANGE = 0.8, 2.0
+"""Ends of the range by a data sheet, over the likely hours: 20 of 21 published rows lie inside."""
 
-# Possible errors of each part, as a factor either way. Compute from a data sheet: the errors in
-# docs/estimate.md; measured compute: those of the averagers in docs/averaging.md. Cores differ from
-# the one on which decoding was measured, and networks from their line rate.
-UNSURE_COMPUTE, UNSURE_MEASURED, UNSURE_DATA, UNSURE_NETWORK = 1.4, 1.1, 1.5, 1.4
-_BUSY, _IDLE = 0.8, 0.3  # power as a share of a GPU's limit, computing and waiting; assumed
+_FUSED = 0.75  # share of those moves that torch.compile leaves; from one published figure
+_LAUNCH = 5e-6  # seconds in which PyTorch launches a kernel; a layer has three in a step
+_SPREAD = 0.05  # standard deviation of compute times among GPUs, as a share; assumed
+_NODE = 8  # GPUs
+_VAL_SHARE = 50_000 / 1_281_167  # of the samples of an epoch: ImageNet's
 
-Bound = Literal[
-    "arithmetic", "memory traffic", "kernel launches", "device", "decoding", "storage", "network"
-]
-
-_CONTENDERS = (
-    AverageConfig(),
-    *(AverageConfig(name="gossip", topology=topology) for topology in BUILT_IN),
-    AverageConfig(name="periodic"),
-    AverageConfig(name="sharded"),
-)
-
-
-# --- a GPU's throughput, measured ---
-
-
-@dataclass(frozen=True)
-class MeasuredThroughput:
-    """Measured time of one GPU's step, without other GPUs: forward, backward and update."""
-
-    images: int
-    seconds: float
-    fixed: float
-    """Seconds that do not depend on the images: the update, the launches of kernels."""
-    image_size: ImageSize
-
-    def __post_init__(self) -> None:
-        if self.fixed >= self.seconds:
-            raise InputError(
-                f"--fixed-ms {1000 * self.fixed:g} is no part of a step of "
-                f"{1000 * self.seconds:.4g} ms: give less, or the time of a step of more images"
-            )
-
-    def compute(self, images: int, image_size: ImageSize) -> float:
-        """Seconds of a step for another number of images, of another size."""
-        area = num_pixels(image_size) / num_pixels(self.image_size)
-        return self.fixed + (self.seconds - self.fixed) * area * images / self.images
-
-    def bound(self, images: int) -> Literal["device"]:
-        return "device"
-
-
-_PACE = (
+_DECIDING = (
     *("model.name", "model.options", "model.freeze", "model.grad_checkpointing"),
     *("model.compile", "model.channels_last", "data.channels", "batch.precision"),
 )
-"""Keys that decide the time of a step of so many images of a size."""
+"""Keys that decide the time of a step of so many images of a size, on one GPU."""
+_EXCHANGE = (
+    *("batch.size", "average.name", "average.compress", "average.topology"),
+    *("average.overlap", "average.every", "average.batch_norm"),
+)
+"""Keys that decide it on several GPUs, too."""
+
+Bound = Literal["arithmetic", "bandwidth", "launches", "GPU", "decoding", "network"]
+"""The longest part of a run: FLOPs, traffic to and from a GPU's memory, launches of kernels, a
+measured GPU, decoding on the cores, or what GPUs wait for each other.
+"""
 
 
-def measured_in_run(folder: Path, config: RunConfig, *, fixed: float) -> MeasuredThroughput:
-    """The throughput of one GPU of a run of the same model, without its waits for data.
+class Workload(NamedTuple):
+    """The training to estimate. FLOPs, two for a multiply-add, are of an image's training."""
 
-    It is the median of the reports but the first, while batch, image size and ranks stay the same.
+    config: RunConfig
+    course: Course
+    sizes: Sizes
+    flops: float  # without recomputed activations, as a run's own mfu counts them
+    matrix: float  # FLOPs of matrix products
+    convolution: float  # FLOPs of convolutions
+    moved: float  # bytes of the activations that an image's training reads, kept or recomputed
+    kept: tuple[float, float]  # bytes of those that are kept, per image and besides
+    layers: int
+
+
+def build_workload(config: RunConfig, samples: int) -> Workload:
+    """The training of a recipe on so many samples an epoch, with a model that takes no memory.
+
+    RecipeError if there is no such model, or if it cannot be trained as the recipe says.
+    """
+    with torch.device("meta"):
+        model = build_run_model(config, num_classes=1000).train()
+    mode = build_mode(config, model, torch.device("cuda")).name
+    config = config.model_copy(update={"model": config.model.model_copy(update={"compile": mode})})
+    sizes, kept = model_sizes(model, config), kept_bytes(model, config)
+    if config.model.grad_checkpointing:
+        model.set_grad_checkpointing(False)  # type: ignore[operator]
+    whole, _ = kept_bytes(model.requires_grad_(True), config)
+    flops = flops_by_operation(model, config.data.image_size, config.data.channels)
+    convolution = sum(count for name, count in flops.items() if "convolution" in name)
+    weights = sum(4 * parameter.numel() for parameter in model.parameters())
+    # A forward pass, a backward pass twice as long through what is trained, and a recomputed one.
+    passes = 1 + (2 + config.model.grad_checkpointing) * sizes.gradients / weights
+    return Workload(
+        config=config,
+        course=build_run_course(config, samples),
+        sizes=sizes,
+        flops=3.0 * sum(flops.values()),
+        matrix=passes * (sum(flops.values()) - convolution),
+        convolution=passes * convolution,
+        moved=passes / 3 * whole,
+        kept=kept,
+        layers=sum(not list(module.children()) for module in model.modules()),
+    )
+
+
+class Measured(NamedTuple):
+    """What the reports of a run measured; rates in images per second and GPU."""
+
+    folder: Path
+    gpus: int
+    device: Accelerator | None
+    epoch_samples: int
+    image_size: ImageSize
+    num_reports: int
+    slow: float  # a tenth of the reports are slower
+    rate: float  # the median, without waits for data
+    fast: float  # a tenth of the reports are faster
+    loading: float | None  # what the loader could give; None if not known
+
+
+def measure_run(folder: Path, config: RunConfig) -> Measured:
+    """The throughput of a run of the same model.
+
+    It is that of the reports but the first, while batch, image size and GPUs stay the same.
     InputError if there are too few reports, or if keys differ on which the time of a step depends.
     """
-    from trainyard.run.build import build_run_course
-
     directory = RunDirectory(folder)
     try:
         reports = read_history(directory.metrics).train
         of_run = load_recipe(str(directory.recipe))
     except InputError as error:
         raise InputError(f"{folder} is no run directory: {error}") from None
-    if changed := differences(of_run, config, _PACE):
+    gpus = reports[-1]["world_size"] if reports else 1
+    keys = (*_DECIDING, *(_EXCHANGE if gpus > 1 else ()))
+    if changed := differences(of_run, config, keys):
         raise InputError(
             f"--run {folder}: its steps are not those of this recipe ({'; '.join(changed)}): "
-            "give a run of the same model, --step-ms or --device"
+            "give a run of the same model, or --device"
         )
     if reports:
-        course = build_run_course(of_run, round(reports[0]["samples"] / reports[0]["epoch"]))
-        ranks = reports[-1]["world_size"]
-        reports = [
-            line
-            for line in reports[1:]
-            if line["step"] <= course.phases[0].stop and line["world_size"] == ranks
-        ]
+        samples = round(reports[0]["samples"] / reports[0]["epoch"])
+        end = build_run_course(of_run, samples).phases[0].stop
+        reports = [r for r in reports[1:] if r["step"] <= end and r["world_size"] == gpus]
     if not reports:
         raise InputError(f"{directory.metrics}: has no second report of training to go by")
-    rate = statistics.median(line["images_per_s"] / (1 - line["data_wait"]) for line in reports)
-    batch, size = of_run.batch.size, of_run.data.image_size
-    return MeasuredThroughput(math.ceil(batch / ranks), batch / rate, fixed, size)
+    rates = [r["images_per_s"] / (1 - r["data_wait"]) / gpus for r in reports]
+    loading = [r["images_per_s_loader"] / gpus for r in reports if r.get("images_per_s_loader")]
+    slow, rate, fast = np.quantile(rates, [0.1, 0.5, 0.9]).tolist()
+    return Measured(
+        *(folder, gpus, _device_of(directory), samples, of_run.data.image_size),
+        *(len(reports), slow, rate, fast, float(np.median(loading)) if loading else None),
+    )
 
 
-def device_of_run(folder: Path) -> Accelerator | None:
-    """The GPU of a run, if it is known; None if the folder is no run directory."""
+def _device_of(run: RunDirectory) -> Accelerator | None:
+    """The GPU of a run; None if it is not known."""
     try:
-        environment = json.loads(RunDirectory(folder).environment.read_text())
-        return find_accelerator(environment["devices"][0])
+        return find_accelerator(json.loads(run.environment.read_text())["devices"][0])
     except (OSError, ValueError, LookupError):
         return None
 
 
-# --- data ---
+class Cluster(NamedTuple):
+    """GPUs, in nodes of 8, and what feeds and connects them."""
+
+    device: Accelerator | None  # None if only its throughput is known
+    measured: Measured | None  # None to use the data sheet
+    decoding: float  # images per second and GPU
+    network: float  # bytes per second out of a node
+    price_per_hour: float | None  # per GPU
 
 
-class StorageFormat(NamedTuple):
-    """A storage format of images."""
-
-    images: float  # per second and core: read, decoded and cropped
-    num_bytes: float  # per image
+# --- the parts of a step ---
 
 
-# Speed of whole loaders on one core, and bytes per image: ImageNet-like files of 110 kB, and the
-# same shrunk to a short side of 256 pixels. benchmarks/results/2026-11-22-2-core-vm-loader.md
-STORAGE_FORMATS = {
-    "jpeg": StorageFormat(2_462, 114e3),  # as WebDataset; a folder of files is 11% slower
-    "jpeg-seek": StorageFormat(3_115, 115e3),
-    "packed": StorageFormat(6_717, 230e3),
-    "jpeg-256": StorageFormat(6_256, 33e3),
-    "jpeg-256-seek": StorageFormat(7_026, 34e3),
-    "packed-256": StorageFormat(11_625, 65e3),
-    "pixels-256": StorageFormat(13_455, 257e3),
-}
+def image_seconds(workload: Workload, cluster: Cluster) -> tuple[float, float]:
+    """Seconds of an image on one GPU: arithmetic, and traffic to and from the GPU's memory.
 
-
-class DataThroughput(NamedTuple):
-    """Images per second that a node decodes, and reads from its disks or network."""
-
-    decoding: float = math.inf
-    reading: float = math.inf
-
-    @property
-    def images(self) -> float:
-        return min(self.decoding, self.reading)
-
-    @property
-    def bound(self) -> Literal["decoding", "storage"]:
-        return "decoding" if self.decoding <= self.reading else "storage"
-
-
-# --- the training, and the hardware ---
-
-
-@dataclass(frozen=True)
-class Workload:
-    """The training to estimate."""
-
-    config: RunConfig
-    course: Course
-    work: "TrainingWork"
-    sizes: Sizes
-    buckets: Buckets
-    flops: float
-    """FLOPs per image of `work.image_size` in training, without recomputed activations."""
-    val_samples: int
-
-
-def build_workload(
-    config: RunConfig, *, samples: int, val_samples: int, num_classes: int
-) -> Workload:
-    """The training of a recipe, with a model that takes no memory.
-
-    RecipeError if there is no such model, or if it cannot be trained as the recipe says.
+    Of a measured run all of it counts as arithmetic. InputError if the GPU has no units for the
+    precision.
     """
-    import torch
-
-    from trainyard.estimate.compute import trace_training
-    from trainyard.model.flops import forward_flops
-    from trainyard.run.build import (
-        announce_topology,
-        build_mode,
-        build_run_course,
-        build_run_model,
-    )
-    from trainyard.training.precision import AUTOCASTS
-
-    with torch.device("meta"):
-        model = build_run_model(config, num_classes)
-    announce_topology(config.average)
-    mode = build_mode(config, model, torch.device("cuda")).name
-    config = config.model_copy(update={"model": config.model.model_copy(update={"compile": mode})})
-    size, channels = config.data.image_size, config.data.channels
-    trained = [weight.numel() for weight in model.parameters() if weight.requires_grad]
-    return Workload(
-        config=config,
-        course=build_run_course(config, samples),
-        work=trace_training(model.train(), size, AUTOCASTS[config.batch.precision], channels),
-        sizes=model_sizes(model, config),
-        buckets=build_buckets(trained),
-        flops=3.0 * forward_flops(model, size, channels),
-        val_samples=val_samples,
-    )
+    config, device = workload.config, cluster.device
+    if measured := cluster.measured:
+        return _area(config.data.image_size, measured.image_size) / measured.rate, 0.0
+    assert device is not None  # a cluster has a device or a measured run
+    peak = peak_flops(device, config.batch.precision)
+    moves = MOVES * (_FUSED if config.model.compile != "off" else 1)
+    arithmetic = (workload.matrix / MATRIX + workload.convolution / CONVOLUTION) / peak
+    return arithmetic, moves * workload.moved / device.bandwidth
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """The hardware, and its costs."""
-
-    network: Network
-    device: Accelerator | None = None  # None if only its throughput is known
-    measured: MeasuredThroughput | None = None  # None to use the data sheet
-    storage: StorageFormat | None = None  # None if data never limits
-    cores_per_gpu: int = 12
-    node_bytes_per_second: float = math.inf
-    price_per_hour: float | None = None  # per GPU
-    host_watts: float = 150.0  # the rest of a node, per GPU
-    overhead: float = 1.2  # energy for cooling and the like, as a factor (PUE)
-
-
-# --- time ---
-
-
-class Stage(NamedTuple):
-    """All steps of one global batch and image size."""
-
-    batch: int
-    image_size: ImageSize
-    samples: int
-
-
-def training_stages(course: Course, *, gpus: int, more_batch: float = 1.0) -> list[Stage]:
-    """The stages of a course, with batches `more_batch` times as large.
-
-    InputError if a batch has fewer samples than there are GPUs.
-    """
-    stages = [
-        Stage(round(p.batch * more_batch), p.image_size, (p.stop - p.start) * p.batch)
-        for p in course.phases
-    ]
-    if (least := min(stage.batch for stage in stages)) < gpus:
+def peak_flops(device: Accelerator, precision: str) -> float:
+    """Dense FLOP/s. InputError if the device lacks units for a 16-bit precision."""
+    if precision == "tf32" and "tf32" not in device.peak:
+        precision = "fp32"
+    if precision not in device.peak:
+        others = [name for name in ("fp16", "bf16") if name in device.peak]
         raise InputError(
-            f"a batch of {least:,} is not enough for {gpus:,} GPUs: raise --batch.size, or give "
-            "--weak to let it grow with the GPUs"
+            f"batch.precision = {precision!r}: {device.name} has no units for it: set "
+            f"--batch.precision {others[0]}"
         )
-    return stages
+    return device.peak[precision]
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """A training on a number of GPUs, with the speed of each part."""
+def network_seconds(
+    average: AverageConfig, num_bytes: float, gpus: int, *, compute: float, bandwidth: float
+) -> float:
+    """Seconds of a step in which GPUs wait for messages, and for the slowest of them.
 
-    gpus: int
-    stages: list[Stage]
-    buckets: Buckets
-    memory: Memory
-    gpu: "Roofline | MeasuredThroughput"
-    network: Network
-    data: DataThroughput
-    """The throughput of a node."""
-    slowdown: float = 1.0
-    """Factor on compute times."""
-
-    @property
-    def nodes(self) -> int:
-        """InputError if nodes would not be full."""
-        return self.network.span(self.gpus).nodes
-
-    def compute(self, images: int, image_size: ImageSize) -> float:
-        """Seconds of compute in a step of a GPU."""
-        return self.slowdown * self.gpu.compute(images, image_size)
-
-    def train(self, average: AverageConfig) -> tuple[StepTime, float]:
-        """The mean step of a run, and the seconds of the whole run, without evaluation.
-
-        InputError if nodes would not be full, RecipeError if the topology needs another number.
-        """
-        steps, sums = 0.0, np.zeros(len(StepTime._fields))
-        for batch, image_size, samples in self.stages:
-            compute = self.compute(math.ceil(batch / self.gpus), image_size)
-            step = step_time(average, self.buckets, self.network, ranks=self.gpus, compute=compute)
-            loading = batch / self.nodes / self.data.images  # while a step computes
-            step = step._replace(data=max(loading - step.total, 0.0))
-            steps += samples / batch
-            sums += samples / batch * np.array(step)
-        return StepTime(*(sums / steps).tolist()), float(sums.sum())
-
-    def ideal_seconds(self) -> float:
-        """Seconds of a run in which each GPU keeps its throughput without loss."""
-        images = self.gpu.images
-        of_one = sum(s.samples * self.compute(images, s.image_size) / images for s in self.stages)
-        return of_one / self.gpus
-
-    def slowed(self, compute: float, data: float, network: float) -> "Scenario":
-        """The scenario with slower compute, decoding and network, as factors."""
-        return replace(
-            self,
-            slowdown=compute * self.slowdown,
-            data=self.data._replace(decoding=self.data.decoding / data),
-            network=self.network.slowed(network),
-        )
-
-
-def build_scenario(
-    workload: Workload, cluster: Cluster, *, gpus: int, more_batch: float = 1.0
-) -> Scenario:
-    """A training on so many GPUs, with batches `more_batch` times those of the recipe.
-
-    InputError if a batch has fewer samples than there are GPUs, or if nodes would not be full.
+    `num_bytes`: of the gradients. `bandwidth`: bytes per second out of a GPU, or out of a node. A
+    ring sends each byte nearly twice; latencies are left out. The backward pass hides an
+    all-reduce, both passes hide the messages of sharded weights, and a whole step hides gossip,
+    whose messages are taken to go to one peer.
     """
-    config, device, nodes = workload.config, cluster.device, cluster.network.span(gpus).nodes
-    stages = training_stages(workload.course, gpus=gpus, more_batch=more_batch)
-    memory = gpu_memory(
-        *(workload.sizes, workload.work, config),
-        ranks=gpus,
-        share=math.ceil(stages[0].batch / gpus),
-        capacity=None if device is None else device.memory,
-    )
-    data = DataThroughput()
-    if cluster.storage is not None:
-        images, num_bytes = cluster.storage
-        cores = cluster.cores_per_gpu * gpus // nodes
-        data = DataThroughput(cores * images, cluster.node_bytes_per_second / num_bytes)
-    gpu = cluster.measured or _roofline(workload, device, memory.micro)
-    return Scenario(gpus, stages, workload.buckets, memory, gpu, cluster.network, data)
-
-
-def _roofline(workload: Workload, device: Accelerator | None, micro: int) -> "Roofline":
-    from trainyard.estimate.compute import Roofline
-
-    assert device is not None  # a cluster has a device or a measured throughput
-    config = workload.config
-    return Roofline(
-        workload.work,
-        device,
-        config.batch.precision,
-        micro,
-        update_bytes(workload.sizes, config),
-        compiled=config.model.compile != "off",
-    )
-
-
-class AveragerTime(NamedTuple):
-    """A training by one averager."""
-
-    average: AverageConfig
-    step: StepTime | None  # mean of the run; None if impossible, with a `reason`
-    seconds: float = math.nan  # of the whole run
-    efficiency: float = math.nan  # share of the speed without loss
-    reason: str = ""
-
-
-def compare_averagers(scenario: Scenario, own: AverageConfig) -> list[AveragerTime]:
-    """The recipe's own averager, and all averagers with default settings."""
-    rows = []
-    for average in (own,) * (own not in _CONTENDERS) + _CONTENDERS:
-        try:
-            step, seconds = scenario.train(average)
-            efficiency = scenario.ideal_seconds() / seconds
-            rows.append(AveragerTime(average, step, seconds, efficiency))
-        except RecipeError as error:
-            rows.append(AveragerTime(average, None, reason=str(error)))
-    return rows
-
-
-def _evaluation_seconds(workload: Workload, scenario: Scenario) -> float:
-    """Seconds of all evaluations of a run."""
-    config, course = workload.config, workload.course
-    times = max(course.every(config.run.eval_every).times(course.num_steps), 1)
-    size = config.data.eval_size or config.data.image_size
-    models = 1 + len(config.model.averages)
-    images = min(workload.val_samples, scenario.gpu.images * scenario.gpus)
-    # A forward pass takes nearly a third of a step.
-    seconds = models * scenario.compute(math.ceil(images / scenario.gpus), size) / 3 / images
-    seconds = max(seconds, 1 / (scenario.data.images * scenario.nodes))
-    return times * workload.val_samples * seconds
+    if gpus == 1:
+        return 0.0
+    sent = num_bytes / (2 if average.compress else 1) / bandwidth
+    ring = 2 * (gpus - 1) / gpus * sent
+    # The expected maximum of so many normal numbers (Blom 1958).
+    slowest = compute * _SPREAD * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
+    match average.name:
+        case "allreduce":
+            return slowest + max(ring - 2 / 3 * compute, 0)
+        case "sharded":
+            return slowest + max(1.5 * ring - compute, 0)
+        case "periodic":
+            return ring / (average.every or DEFAULT_EVERY)
+        case "gossip":
+            flows = _NODE if gpus > _NODE else 1  # GPUs of a node that share its link
+            return max(flows * sent - (0 if average.overlap is False else compute), 0)
 
 
 # --- the estimate ---
 
 
-class Range(NamedTuple):
+@dataclass(frozen=True)
+class Range:
     low: float
     likely: float
     high: float
 
 
-class Estimate(NamedTuple):
-    """The estimate for one number of GPUs, in bytes, hours, kWh and USD."""
+@dataclass(frozen=True)
+class Step:
+    """Mean seconds of a step, by part."""
+
+    compute: float
+    network: float  # not hidden behind compute
+    data: float  # waiting for data
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The estimate for one number of GPUs, in bytes, hours and USD."""
 
     gpus: int
-    nodes: int
     share: int  # images per step and GPU at the start of the run
     memory: Memory
-    fits: bool
     hours: Range
-    evaluating: float  # hours of evaluation, part of `hours`
     images_per_s: float  # of all GPUs, in training
-    utilisation: float | None  # share of the GPUs' peak (MFU); None if not known
+    mfu: float | None  # share of the GPUs' peak; None if not known
     bound: Bound
-    reserve: float  # loading speed over the GPUs' demand
-    step: StepTime
-    sent: float  # per GPU and step
-    sent_in_all: float
-    checkpoints: float  # on the disk: those kept, the best, and one being written
-    kwh: float | None
+    margin: float | None  # images that can be decoded over those that the GPUs take
+    step: Step
     cost: float | None
 
 
-def estimate_run(workload: Workload, cluster: Cluster, scenario: Scenario) -> Estimate:
-    """The estimate.
+def estimate_run(workload: Workload, cluster: Cluster, gpus: int) -> Estimate:
+    """The estimate for `gpus` GPUs.
 
-    RecipeError if the averager needs another number of GPUs, InputError if a GPU has no units for
-    the precision.
+    InputError if a batch is too small for them, if the GPU has no units for the precision, or if a
+    run on another number of several GPUs was measured.
     """
-    config, gpus, stages = workload.config, scenario.gpus, scenario.stages
-    share = math.ceil(stages[0].batch / gpus)
-    step, seconds = scenario.train(config.average)
-    rate = sum(stage.samples for stage in stages) / seconds
-    demand = rate * step.total / (step.total - step.data)
-    span, weight_bytes = cluster.network.span(gpus), total_bytes(workload.buckets)
-    sent = sent_bytes(config.average, weight_bytes, span)
-    evaluating = _evaluation_seconds(workload, scenario)
-    hours = _hours(workload, cluster, scenario, (seconds + evaluating) / 3600)
-    gpu_hours, price = gpus * hours.likely, cluster.price_per_hour
-    checkpoint = checkpoint_bytes(workload.sizes, config.average, ranks=gpus)
+    course, device, price = workload.course, cluster.device, cluster.price_per_hour
+    _check(course, cluster.measured, gpus)
+    share = math.ceil(course.phases[0].batch / gpus)
+    memory = gpu_memory(
+        *(workload.sizes, workload.kept, workload.config),
+        gpus=gpus,
+        share=share,
+        capacity=None if device is None else device.memory,
+    )
+    step, bound = _mean_step(workload, cluster, gpus=gpus, micro=memory.micro)
+    busy = course.num_steps * (step.compute + step.network)
+    training = busy + course.num_steps * step.data
+    likely = (training + _evaluation(workload, cluster, gpus)) / 3600
+    low, high = RANGE
+    if measured := cluster.measured:
+        low, high = measured.rate / measured.fast, measured.rate / measured.slow
+    samples, decoding = course.samples(course.num_steps), gpus * cluster.decoding
     return Estimate(
         gpus=gpus,
-        nodes=span.nodes,
         share=share,
-        memory=scenario.memory,
-        fits=scenario.memory.fits,
-        hours=hours,
-        evaluating=evaluating / 3600,
-        images_per_s=rate,
-        utilisation=_utilisation(workload, cluster, rate / gpus),
-        bound=_bound(scenario, step, share),
-        reserve=scenario.data.images * span.nodes / demand,
+        memory=memory,
+        hours=Range(low * likely, likely, high * likely),
+        images_per_s=samples / training,
+        mfu=None if device is None else _ideal_seconds(workload, device) / gpus / training,
+        bound=bound,
+        margin=None if decoding == math.inf else decoding * busy / samples,
         step=step,
-        sent=sent,
-        sent_in_all=sent * sum(stage.samples / stage.batch for stage in stages) * gpus,
-        checkpoints=(config.run.keep + 2) * checkpoint,
-        kwh=_energy(cluster, gpu_hours, busy=step.compute / step.total),
-        cost=None if price is None else gpu_hours * price,
+        cost=None if price is None else likely * gpus * price,
     )
 
 
-def _hours(workload: Workload, cluster: Cluster, scenario: Scenario, likely: float) -> Range:
-    """The range of hours around the likely ones."""
-    unsure = UNSURE_COMPUTE if cluster.measured is None else UNSURE_MEASURED
-    ends = []
-    for way in (-1, 1):
-        slowed = scenario.slowed(unsure**way, UNSURE_DATA**way, UNSURE_NETWORK**way)
-        _, seconds = slowed.train(workload.config.average)
-        ends.append((seconds + _evaluation_seconds(workload, slowed)) / 3600)
-    return Range(ends[0], likely, ends[1])
+def _check(course: Course, measured: Measured | None, gpus: int) -> None:
+    if (least := min(phase.batch for phase in course.phases)) < gpus:
+        raise InputError(
+            f"a batch of {least:,} is not enough for {gpus:,} GPUs: raise --batch.size"
+        )
+    if measured and measured.gpus not in (1, gpus):
+        raise InputError(
+            f"--run {measured.folder}: its {measured.gpus} GPUs waited for each other, which no "
+            f"other number does alike: give --gpus {measured.gpus}, or a run on one GPU"
+        )
 
 
-def _utilisation(workload: Workload, cluster: Cluster, rate: float) -> float | None:
-    """The share of its peak that a GPU reaches at `rate` images per second."""
-    from trainyard.estimate.compute import peak_flops
-
-    if cluster.device is None:
-        return None
-    course, size = workload.course, num_pixels(workload.work.image_size)
-    areas = [(p.stop - p.start) * p.batch * num_pixels(p.image_size) / size for p in course.phases]
-    flops = workload.flops * sum(areas) / course.samples(course.num_steps)
-    return flops * rate / peak_flops(cluster.device, workload.config.batch.precision)
-
-
-def _bound(scenario: Scenario, step: StepTime, share: int) -> Bound:
+def _mean_step(
+    workload: Workload, cluster: Cluster, *, gpus: int, micro: int
+) -> tuple[Step, Bound]:
+    config, course = workload.config, workload.course
+    arithmetic, traffic = image_seconds(workload, cluster)
+    launch = 3 * _LAUNCH * workload.layers if config.model.compile == "off" else 0.0
+    links = [] if cluster.device is None else [cluster.device.link]
+    links += [cluster.network] if gpus > _NODE else []
+    total, launching = np.zeros(3), 0.0
+    for phase in course.phases:
+        share = math.ceil(phase.batch / gpus)
+        area = _area(phase.image_size, config.data.image_size)
+        launches = math.ceil(share / micro) * launch
+        compute = max(share * area * (arithmetic + traffic), launches)
+        network = 0.0  # of a run on several GPUs: measured with the rest
+        if cluster.measured is None or cluster.measured.gpus == 1:
+            network = network_seconds(
+                *(config.average, workload.sizes.gradients, gpus),
+                compute=compute,
+                bandwidth=min(links, default=math.inf),
+            )
+        loading = phase.batch / (gpus * cluster.decoding)  # while a step computes
+        steps = phase.stop - phase.start
+        total += steps * np.array([compute, network, max(loading - compute - network, 0.0)])
+        launching += steps * launches
+    step = Step(*(total / course.num_steps).tolist())
+    computing: Bound = "arithmetic" if arithmetic > traffic else "bandwidth"
+    if cluster.measured:
+        computing = "GPU"
+    if launching / course.num_steps >= step.compute:
+        computing = "launches"
     if step.data > 0:
-        return scenario.data.bound
-    if step.network + step.waiting > step.compute:
-        return "network"
-    return scenario.gpu.bound(share)
+        return step, "decoding"
+    return step, "network" if step.network > step.compute else computing
 
 
-def _energy(cluster: Cluster, gpu_hours: float, *, busy: float) -> float | None:
-    """Energy in kWh; None for an unknown device."""
-    if cluster.device is None:
-        return None
-    watts = cluster.device.watts * (_IDLE + (_BUSY - _IDLE) * busy) + cluster.host_watts
-    return gpu_hours * watts * cluster.overhead / 1000
+def _evaluation(workload: Workload, cluster: Cluster, gpus: int) -> float:
+    """Seconds of all evaluations of a run, whose forward pass takes a third of training."""
+    config, course = workload.config, workload.course
+    times = max(course.every(config.run.eval_every).times(course.num_steps), 1)
+    images = times * math.ceil(_VAL_SHARE * course.epoch_samples) / gpus
+    area = _area(config.data.eval_size or config.data.image_size, config.data.image_size)
+    forward = area * sum(image_seconds(workload, cluster)) / 3
+    return images * max((1 + len(config.model.averages)) * forward, 1 / cluster.decoding)
+
+
+def _ideal_seconds(workload: Workload, device: Accelerator) -> float:
+    """Seconds of a training on one GPU that reaches its peak."""
+    size, phases = workload.config.data.image_size, workload.course.phases
+    images = sum((p.stop - p.start) * p.batch * _area(p.image_size, size) for p in phases)
+    return images * workload.flops / peak_flops(device, workload.config.batch.precision)
+
+
+def _area(size: ImageSize, other: ImageSize) -> float:
+    return num_pixels(size) / num_pixels(other)

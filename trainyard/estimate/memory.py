@@ -1,20 +1,28 @@
-"""Memory of each GPU, and disk space of checkpoints."""
+"""Memory of each GPU, and bytes of a checkpoint."""
 
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
 from trainyard.averaging.config import AverageConfig
 from trainyard.config import RunConfig
+from trainyard.image_size import height_width
 from trainyard.optim.config import OptimConfig
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from trainyard.estimate.compute import TrainingWork
+from trainyard.optim.groups import parameter_groups
+from trainyard.optim.optimizers import build_optimizer
+from trainyard.training.precision import AUTOCASTS
 
 _NUMBER = 4  # bytes per weight: weights and moments are float32
 _CONTEXT = 1.5e9  # CUDA, cuBLAS, cuDNN and NCCL; assumed
 _SLACK = 1.15  # gradients of activations, and fragmentation; assumed
+_FEW, _MORE = 2, 8  # images
 
 
 class Sizes(NamedTuple):
@@ -26,28 +34,18 @@ class Sizes(NamedTuple):
     average: float  # of the weights (EMA), all of several
     on_host: float  # part of the above in host memory
 
-    @property
-    def trained(self) -> float:
-        """Number of trained weights."""
-        return self.gradients / _NUMBER
 
+@dataclass(frozen=True)
+class Memory:
+    """Memory of a GPU."""
 
-class Memory(NamedTuple):
-    """Bytes on a GPU."""
-
-    weights: float
-    gradients: float
-    moments: float
-    average: float
-    exchange: float  # copies made by the averager
-    context: float
-    activations: float  # of a micro-batch
+    parts: dict[str, float]  # bytes
     micro: int  # images at a time
     largest: int | None  # that fits; None if the memory is not known
 
     @property
     def total(self) -> float:
-        return sum(self[:7])
+        return sum(self.parts.values())
 
     @property
     def fits(self) -> bool:
@@ -55,16 +53,14 @@ class Memory(NamedTuple):
         return self.largest is None or self.micro <= self.largest
 
 
-def model_sizes(model: "nn.Module", config: RunConfig) -> Sizes:
+def model_sizes(model: nn.Module, config: RunConfig) -> Sizes:
     """Sizes from a model, which may be on the meta device."""
-    from trainyard.optim.groups import parameter_groups
-
     weights = sum(t.numel() * t.element_size() for t in model.state_dict().values())
     moments, trained = 0.0, 0
     for group in parameter_groups(model, config.optim):
         numbers = sum(parameter.numel() for parameter in group["params"])
         trained += numbers
-        moments += numbers * moments_per_weight(config.optim, group.get("use_muon", True))
+        moments += numbers * _moments_per_weight(config.optim, group.get("use_muon", True))
     average = weights * len(config.model.averages)
     return Sizes(
         weights=weights,
@@ -76,67 +72,98 @@ def model_sizes(model: "nn.Module", config: RunConfig) -> Sizes:
 
 
 @cache
-def moments_per_weight(config: OptimConfig, is_matrix: bool = True) -> float:
+def _moments_per_weight(config: OptimConfig, is_matrix: bool = True) -> float:
     """Numbers that an optimizer keeps for a weight, counted after a step of a small layer.
 
     `is_matrix`: of parameters that muon updates, not its AdamW.
     """
-    import torch
-    from torch import nn
-
-    from trainyard.optim.optimizers import build_optimizer
-
     layer = nn.Linear(64 if is_matrix else 1, 64, bias=False)
     layer.weight.grad = torch.ones_like(layer.weight)
     optimizer = build_optimizer(layer, OptimConfig(name=config.name, momentum=config.momentum))
     optimizer.step()
     kept = [value for state in optimizer.state.values() for value in state.values()]
-    tensors = [value for value in kept if isinstance(value, torch.Tensor) and value.dim()]
+    tensors = [value for value in kept if isinstance(value, Tensor) and value.dim()]
     return sum(tensor.numel() for tensor in tensors) / layer.weight.numel()
 
 
-def update_bytes(sizes: Sizes, config: RunConfig) -> float:
-    """Bytes moved by an update: weights and moments are read and written, gradients read."""
-    moved = 3 * sizes.gradients + 2 * sizes.moments
-    if config.optim.clip_norm is not None:  # read for the norm, read and written to scale
-        moved += 3 * sizes.gradients
-    return moved + 3 * (sizes.average - sizes.on_host)
+def kept_bytes(model: nn.Module, config: RunConfig) -> tuple[float, float]:
+    """Bytes that autograd keeps for the backward pass: per image, and besides (cast weights).
+
+    Nothing is computed: tensors with shapes but without numbers pass through the model, which stays
+    unchanged, with 2 and with 8 images.
+    """
+    few, more = (_kept(model, config, images) for images in (_FEW, _MORE))
+    slope = (more - few) / (_MORE - _FEW)
+    return slope, max(few - _FEW * slope, 0.0)
+
+
+def _kept(model: nn.Module, config: RunConfig, images: int) -> int:
+    dtype = AUTOCASTS[config.batch.precision]
+    kept: dict[int, Any] = {}  # storages, alive so that their addresses stay unique
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage
+        return tensor
+
+    with FakeTensorMode(), torch.compiler.set_stance("force_eager"):
+        tensors = chain(model.named_parameters(), model.named_buffers())
+        own = {name: _like(tensor) for name, tensor in tensors}
+        size = height_width(config.data.image_size)
+        batch = torch.empty(images, config.data.channels, *size)
+        batch = batch.to(memory_format=torch.channels_last)
+        # CPU autocast casts like that of GPUs, except for norms of half-precision numbers.
+        with (
+            torch.autocast("cpu", dtype=dtype, enabled=dtype is not None),
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        ):
+            scores = functional_call(model, own, (batch,))
+            cross_entropy(scores.float(), torch.zeros(images, dtype=torch.long))
+    for tensor in own.values():
+        kept.pop(tensor.untyped_storage()._cdata, None)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def _like(tensor: Tensor) -> Tensor:
+    empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    return empty.requires_grad_(tensor.requires_grad)
 
 
 def gpu_memory(
     sizes: Sizes,
-    work: "TrainingWork",
+    kept: tuple[float, float],
     config: RunConfig,
     *,
-    ranks: int,
+    gpus: int,
     share: int,
     capacity: float | None,
 ) -> Memory:
-    """Memory of each of `ranks` GPUs, with `share` images of a batch on each.
+    """Memory of each of `gpus` GPUs, with `share` images of a batch on each.
 
-    Without `batch.micro` of a recipe, the whole share is halved until it fits, as in a run, but not
-    for a sharded model. The largest size is 0 if the weights alone do not fit.
+    `kept`: of `kept_bytes`. Without `batch.micro` of a recipe, the whole share is halved until it
+    fits, as in a run, but not for a sharded model. The largest size is 0 if the weights alone do
+    not fit.
     """
-    average, asked = config.average, config.batch.micro
-    micro = share if asked == "auto" else min(share, asked)
-    parts = ranks if average.name == "sharded" else 1
+    average, limit = config.average, config.batch.micro
+    micro = share if limit == "auto" else min(share, limit)
+    parts = gpus if average.name == "sharded" else 1
     adds_whole = micro < share and average.accumulate != "parts"
-    held = (
-        sizes.weights / parts,
-        sizes.gradients / (1 if adds_whole else parts),
-        sizes.moments / parts,
-        (sizes.average - sizes.on_host) / parts,
-        _exchange(sizes, average) if ranks > 1 else 0.0,
-        _CONTEXT,
-    )
-    image = _SLACK * work.kept_bytes
+    held = {
+        "weights": sizes.weights / parts,
+        "gradients": sizes.gradients / (1 if adds_whole else parts),
+        "moments": sizes.moments / parts,
+        "average": (sizes.average - sizes.on_host) / parts,
+        "exchange": _exchange(sizes, average) if gpus > 1 else 0.0,
+        "context": _CONTEXT,
+    }
+    image, cast = _SLACK * kept[0], kept[1]
     largest = None
     if capacity is not None:
-        largest = max(int((capacity - sum(held) - work.cast_bytes) / image), 0)
-    is_sought = asked == "auto" and average.name != "sharded"
+        largest = max(int((capacity - sum(held.values()) - cast) / image), 0)
+    is_sought = limit == "auto" and average.name != "sharded"
     while is_sought and largest is not None and micro > max(largest, 1):
         micro = -(-micro // 2)
-    return Memory(*held, image * micro + work.cast_bytes, micro, largest)
+    return Memory(held | {"activations": image * micro + cast}, micro, largest)
 
 
 def _exchange(sizes: Sizes, average: AverageConfig) -> float:

@@ -18,6 +18,13 @@ def forward_flops(model: "nn.Module", image_size: ImageSize, channels: int = 3) 
     Convolutions, matrix products and attention count. Nothing is computed: meta tensors pass
     through the model, which stays unchanged, on any device.
     """
+    return sum(flops_by_operation(model, image_size, channels).values())
+
+
+def flops_by_operation(
+    model: "nn.Module", image_size: ImageSize, channels: int = 3
+) -> dict[str, int]:
+    """`forward_flops` by the names of torch's operations, such as "aten.convolution"."""
     import torch
     from torch.func import functional_call
     from torch.utils.flop_counter import FlopCounterMode
@@ -29,4 +36,5 @@ def forward_flops(model: "nn.Module", image_size: ImageSize, channels: int = 3) 
     # A compiled model runs uncompiled here.
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), counter:
         functional_call(model, shapes, (images,))
-    return int(counter.get_total_flops()) // _BATCH
+    counts = counter.get_flop_counts().get("Global", {})
+    return {str(operation): int(count) // _BATCH for operation, count in counts.items()}
