@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from tests.command_line import SHORT, run
 from tests.tiers import is_slow
 from trainyard.config import RunConfig, load_recipe
 from trainyard.datasets.prepare.digits import prepare_digits
+
+# Both are ignored under nohup, and in the background of a script, and children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 FORBIDDEN = ("no namespaces of its own", "no GPU at hand")
 

@@ -21,10 +21,12 @@ os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 
+@pytest.mark.parametrize("shell", [(), ("sh", "-c", 'trap "" QUIT; exec "$@"', "sh")])
 def test_a_process_that_is_stopped_writes_its_stacks_and_ends(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    shell: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-c", STUCK, str(tmp_path / "stacks")]
+    """Also one that was started in the background of a script, where SIGQUIT is ignored."""
+    command = [*shell, sys.executable, "-c", STUCK, str(tmp_path / "stacks")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         assert child.stdout and child.stdout.readline() == b"ready\n"
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)

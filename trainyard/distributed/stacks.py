@@ -3,10 +3,11 @@
 import faulthandler
 import os
 import signal
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from trainyard.files import open_own, writing
 
@@ -23,6 +24,8 @@ class Stacks:
         with writing(self.path):
             folder.mkdir(parents=True, exist_ok=True)
             self._file: TextIO = open(self.path, "w", opener=open_own)  # noqa: SIM115
+        self._before = signal.getsignal(DUMP)
+        _set_signal(signal.SIG_DFL)  # a shell's background jobs ignore it: a rank would not end
         faulthandler.register(DUMP, file=self._file, chain=True)
 
     def write(self) -> None:
@@ -35,6 +38,7 @@ class Stacks:
 
     def close(self) -> None:
         faulthandler.unregister(DUMP)
+        _set_signal(self._before)
         faulthandler.cancel_dump_traceback_later()
         is_empty = os.fstat(self._file.fileno()).st_size == 0
         self._file.close()
@@ -42,3 +46,9 @@ class Stacks:
             self.path.unlink(missing_ok=True)
             with suppress(OSError):  # another rank's file is still there
                 self.path.parent.rmdir()
+
+
+def _set_signal(handler: Any) -> None:
+    """Only a main thread may; None stands for a handler that is not Python's."""
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(DUMP, handler)
