@@ -11,7 +11,6 @@ import pytest
 
 from tests.command_line import Capture, complaint, run, shown
 from trainyard.doctor import machine
-from trainyard.monitor.units import in_bytes
 
 QUICK = ("doctor", "--quick")
 
@@ -119,18 +118,16 @@ def test_data_that_is_not_there(tmp_path: Path, capsys: Capture) -> None:
     assert "reading samples" not in rows
 
 
-@pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 2), ("adamw", 3), ("accum_adam", 4)])
+@pytest.mark.parametrize(
+    ("optimizer", "size"), [("sgd", "205 MB"), ("adamw", "307 MB"), ("accum_adam", "409 MB")]
+)
 def test_the_size_of_a_checkpoint_is_that_of_the_estimate(
-    optimizer: str, copies: int, digits: Path, capsys: Capture
+    optimizer: str, size: str, digits: Path, capsys: Capture
 ) -> None:
-    """It was one of two moments, whatever the optimizer."""
+    """102 MB of weights and one to three as large copies; it was two, whatever the optimizer."""
     keys = ("--optim.name", optimizer, "--model.name", "resnet50")
     rows = examined(capsys, "debug", "--data", digits, *keys)
-    weights = 25_557_032 * 4
-    assert (
-        f"a checkpoint of {in_bytes(copies * weights)} takes"
-        in (rows["writing checkpoints"]["found"])
-    )
+    assert f"a checkpoint of {size} takes" in rows["writing checkpoints"]["found"]
 
 
 @pytest.mark.parametrize("version", [1, 2])

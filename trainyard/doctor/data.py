@@ -4,17 +4,22 @@ import hashlib
 import random
 from collections.abc import Iterator
 from functools import partial
+from typing import Literal
 
 from rich.console import Console
 
+from trainyard.data.config import DataConfig
+from trainyard.data.index.build import Progress
+from trainyard.data.index.merge import open_merged
 from trainyard.data.index.table import Index
-from trainyard.data.open_datasets import Datasets, open_datasets
+from trainyard.data.open_datasets import open_datasets, source_of
 from trainyard.data.reading.reader import Reader
 from trainyard.datasets.throughput import MeasuredLoad, reading_rate
 from trainyard.distributed.heartbeat import Heartbeat
-from trainyard.doctor.check import FAIL, Check, Context, Row, differing, limit_check, run_check
+from trainyard.doctor.check import FAIL, Context, Row, differing, limit_check, run_check
 from trainyard.errors import TrainyardError
 from trainyard.monitor.progress import counter
+from trainyard.world import gather, in_turns
 
 _READERS = 16  # threads per rank, as many as wait in a loader
 _AT_ONCE = 16  # samples that each of them reads at a time
@@ -24,20 +29,34 @@ _SLOW_READ = 100  # samples per second and rank
 
 def data_rows(context: Context, console: Console, heartbeat: Heartbeat) -> Iterator[Row]:
     """Yields rows as they are found; all ranks call it."""
+    config, world = context.options.config.data, context.world
     context.show("data")
     try:
         with counter(console, "indexing samples") as show:
             progress = heartbeat.counted("indexing", show)
-            data = open_datasets(context.options.config.data, context.world, progress)
-    except TrainyardError as error:  # on all ranks, also for a machine with other files
-        yield Row("data", str(error), FAIL, "see the message")
+            leads = world.rank in context.machines
+            own = in_turns(world, partial(_digests, config, leads, progress))
+            values = gather(world, own)
+            others = {
+                rank: "other files, sizes, classes or bytes than rank 0"
+                for rank, value in enumerate(values)
+                if value and value != values[0]
+            }
+            if others:
+                advice = "copy the data there anew, or mount the same file system everywhere"
+                yield Row("data", differing(others, context), FAIL, advice)
+                return
+            data = open_datasets(config, world, progress)
+    except (OSError, TrainyardError) as error:  # on all ranks
+        advice = "see the message; `trainyard data verify --deep` lists what is wrong"
+        yield Row("data", str(error), FAIL, advice)
         return
-    index = data.train if isinstance(data.train, Index) else data.val
-    advice = "`trainyard data verify --deep` lists what is wrong with it"
-    yield run_check(Check("data", partial(_digest, index), partial(_judge, data), advice), context)
+    train = f"{len(data.train):,}" if isinstance(data.train, Index) else "a stream"
+    text = f"{train} to train on, {len(data.val):,} to validate, {len(data.val.classes):,} classes"
+    yield Row("data", text + (", the same for all ranks" if world.size > 1 else ""))
     reading = limit_check(
         "reading samples",
-        partial(_reading, index),
+        partial(_reading, data.train if isinstance(data.train, Index) else data.val),
         lambda rate: f"{rate:,.0f} samples/s",
         warn=_SLOW_READ,
         where="; what was read before may come from memory",
@@ -47,23 +66,24 @@ def data_rows(context: Context, console: Console, heartbeat: Heartbeat) -> Itera
     yield run_check(reading, context)
 
 
-def _digest(index: Index, context: Context) -> str:
-    """A hash of the bytes of a few samples."""
-    reader, digest = Reader(index), hashlib.sha256()
-    for sample in random.Random(0).sample(range(len(index)), min(len(index), _COMPARED)):
-        digest.update(reader.read(sample))
-    return digest.hexdigest()
+def _digests(config: DataConfig, leads: bool, progress: Progress) -> list[str]:
+    """Each split's fingerprint, and a hash of a few of its images, as this machine sees the data.
 
-
-def _judge(data: Datasets, values: list[str], context: Context) -> Row:
-    others = {rank: "other bytes than rank 0" for rank, of in enumerate(values) if of != values[0]}
-    if others:
-        advice = "copy the data there anew; `trainyard data verify --deep` lists what is wrong"
-        return Row("data", differing(others, context), FAIL, advice)
-    train = f"{len(data.train):,}" if isinstance(data.train, Index) else "a stream"
-    classes = f"{len(data.val.classes):,} classes"
-    text = f"{train} to train on, {len(data.val):,} to validate, {classes}"
-    return Row("data", text + (", the same for all ranks" if context.world.size > 1 else ""))
+    Empty unless `leads`: in training, others use the first rank's index if they see its file.
+    """
+    digests: list[str] = []
+    splits: tuple[Literal["train", "val"], ...] = ("train", "val") if leads else ()
+    for split in splits:
+        locations, _, side = source_of(config, split)
+        if locations is None or (split == "train" and config.order == "join"):
+            continue
+        locations = (locations,) if isinstance(locations, str) else locations
+        index = open_merged(locations, None, progress, side)
+        reader, of_bytes = Reader(index), hashlib.sha256()
+        for sample in random.Random(0).sample(range(len(index)), min(len(index), _COMPARED)):
+            of_bytes.update(reader.read(sample))
+        digests += [index.fingerprint, of_bytes.hexdigest()]
+    return digests
 
 
 def _reading(index: Index, context: Context) -> float:
