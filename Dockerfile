@@ -18,7 +18,7 @@ RUN python3 -m venv /opt/trainyard
 ENV PATH=/opt/trainyard/bin:$PATH PYTHONUNBUFFERED=1
 
 # What it depends on is a layer of its own, which a change of Trainyard's leaves as it is.
-ARG EXTRAS="gcs hdf5 plot s3 schedulefree tensorboard wandb"
+ARG EXTRAS="gcs hdf5 s3 schedulefree tensorboard wandb"
 COPY pyproject.toml requirements.lock requirements-dev.lock /build/
 RUN python -c 'import sys, tomllib; \
 project = tomllib.load(open("/build/pyproject.toml", "rb"))["project"]; \

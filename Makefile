@@ -67,7 +67,7 @@ docs: build/docs-env/.ready
 
 # What the benchmarks compare with. benchmarks.loader makes further environments of its own.
 .venv/.bench: .venv/.ready requirements-dev.lock
-	$(BIN)/python -m pip install --quiet $(PINS) opencv-python-headless scikit-image \
+	$(BIN)/python -m pip install --quiet $(PINS) matplotlib opencv-python-headless scikit-image \
 		scikit-learn schedulefree simplejpeg tfrecord webdataset
 	touch $@
 

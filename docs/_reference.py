@@ -184,8 +184,8 @@ def kind_of(annotation: Any, metadata: Any = ()) -> str:
 def recipes_page() -> str:
     parts = [
         "# Recipes",
-        "These recipes come with Trainyard. `trainyard recipes NAME` prints one with every key, "
-        "`--plot FILE.png` draws it. [Training](../training.md) has a table of all.",
+        "These recipes come with Trainyard. `trainyard recipes NAME` prints one with every "
+        "key. [Training](../training.md) has a table of all.",
         "Recipes from elsewhere are held against their source, setting by setting. Everywhere, an "
         "epoch here has each image once, where sources leave out the last batch or repeat images.",
     ]

@@ -20,7 +20,6 @@ from trainyard.data.open_datasets import Datasets
 from trainyard.monitor.console import ConsoleSink
 from trainyard.monitor.terminal import EscapingConsole
 from trainyard.report.page import page
-from trainyard.report.pictures import Gallery
 from trainyard.report.runs import read_runs
 from trainyard.run.head import head
 from trainyard.run.pretrained import Beginning
@@ -190,7 +189,7 @@ def test_the_report_has_the_latest_head_and_the_remarks(tmp_path: Path) -> None:
     when = {"epoch": 0.0, "samples": 0, "time": 0.0}
     heads = [events(val=9, step=step) for step in (0, 7)]
     reports = [e | when | {"step": 7 * n} for n, found in enumerate(heads) for e in found]
-    text = page(read_runs([write_run(tmp_path / "run", reports)]), Gallery())
+    text = page(read_runs([write_run(tmp_path / "run", reports)]))
     overview, events_of = text.split('id="overview"')[1], text.split('id="events"')[1]
     assert "after step 7 of 282" in overview.split('id="events"')[0]
     assert overview.split('id="events"')[0].count("9 validation images") == 1

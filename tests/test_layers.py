@@ -50,7 +50,7 @@ SIBLINGS = {
     ("hardware", "hints"),
     ("__main__", "command_line"),
     ("command_line", "commands"),
-    ("doctor", "estimate"),
+    ("doctor", "estimate"),  # the size of a checkpoint
 }
 # The loop and the step know protocols only: run/ builds what they use, and hands it in.
 FORBIDDEN_TO_TRAINING = {"data", "model", "optim"}

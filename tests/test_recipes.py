@@ -10,7 +10,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from tests.command_line import run as command
 from trainyard.config import RunConfig, builtin_recipes, load_recipe
 from trainyard.run.build import build_run_course, build_run_model, build_run_schedule
 from trainyard.run.trainer import train
@@ -77,13 +76,6 @@ def test_its_schedule_over_imagenet(name: str) -> None:
     assert max(rates) == pytest.approx(config.optim.lr, rel=0.02)
     if config.schedule.name != "constant":
         assert schedule(course.num_steps - 1).lr < 0.02 * config.optim.lr + config.schedule.min_lr
-
-
-@pytest.mark.parametrize("name", ["convnext-tiny", "resnet50-16ep", "vit-b16-lamb-32k"])
-def test_its_schedule_is_drawn(name: str, tmp_path: Path) -> None:
-    picture = tmp_path / "schedule.png"
-    assert command("recipes", name, "--plot", picture) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def narrow(model: str) -> str:

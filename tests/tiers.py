@@ -84,7 +84,6 @@ SLOW = {
     ),
     "runs that go back after gradients that are not finite": ("tests/training/test_guard.py",),
     "torch.compile": (
-        "tests/doctor/test_compiled.py::test_a_compiled_family",
         "tests/optim/test_optimizers.py::test_a_compiled_update",
         "tests/training/test_compile.py",
     ),

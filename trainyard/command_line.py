@@ -24,7 +24,6 @@ from trainyard.commands import (
     predict,
     recipes,
     report,
-    results,
     train,
 )
 from trainyard.data.storage.credentials import without_secrets
@@ -112,8 +111,7 @@ def _print_startup_line(options: argparse.Namespace) -> None:
 
 
 def _startup_line(options: argparse.Namespace) -> str | None:
-    more = ("params", "plot")  # options of `recipes`
-    loads = options.command in _LOAD_TORCH or any(getattr(options, name, None) for name in more)
+    loads = options.command in _LOAD_TORCH or getattr(options, "params", False)  # of `recipes`
     launches = options.command == "launch" and options.launcher == "local" and not options.dry_run
     if loads or launches:
         return "loading torch"
@@ -255,7 +253,6 @@ def _parser() -> argparse.ArgumentParser:
         ("predict", predict, "the classes that a run or checkpoint gives to images"),
         ("export", export, "a run or checkpoint for timm, ONNX or torch.export"),
         ("report", report, "a run, or several, as one HTML file"),
-        ("results", results, "the board of results, or a new record on it"),
         ("estimate", estimate, "hours, memory and cost of a run before it starts"),
         ("doctor", doctor, "are machines, network, disks and data fit to train"),
         ("bench", bench, "images per second of this machine, and what bounds them"),

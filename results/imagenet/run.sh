@@ -9,6 +9,6 @@ for seed in 0 1 2 3 4; do
     runs+=("runs/$recipe-seed-$seed")
     trainyard launch local "$recipe" --ranks 8 --data "$data" --run "${runs[-1]}" --run.seed "$seed"
 done
-trainyard results --add "${runs[@]}" --task imagenet --name "$recipe"
-trainyard results > results/README.new
+python results/board.py --add "${runs[@]}" --task imagenet --name "$recipe"
+python results/board.py > results/README.new
 mv results/README.new results/README.md

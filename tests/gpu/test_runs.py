@@ -233,6 +233,14 @@ def test_virtual_ranks_have_the_same_bits(
     assert all(content == found[0] for content in found)
 
 
+@needs_gpu
+def test_the_doctor_names_the_gpu_and_its_driver() -> None:
+    rows = json.loads(trainyard("doctor", "--quick", "--json").stdout)["rows"]
+    (found,) = [row["found"] for row in rows if row["what"] == "GPUs"]
+    assert torch.cuda.get_device_name(0) in found
+    assert "driver" in found and "unknown" not in found
+
+
 def test_the_demo(digits: Path, tmp_path: Path) -> None:
     """Two ranks, also where there is a single GPU: then they train on the CPU."""
     done = trainyard("launch", "local", "digits", "--ranks", "2", "--data", str(digits),

@@ -98,6 +98,24 @@ def test_it_is_accessible(
         assert wide <= 0
 
 
+def test_each_chart_is_drawn_once(chromium: Any, reports: dict[str, str]) -> None:
+    """Each was drawn again by every switch above them."""
+    context = chromium.new_context()
+    page = context.new_page()
+    page.add_init_script(
+        "window.drawn = 0; new MutationObserver((all) => all.forEach((one) => drawn +="
+        " [...one.addedNodes].filter((node) => node.matches?.('.plot > svg')).length))"
+        ".observe(document, { childList: true, subtree: true })"
+    )
+    page.goto(reports["one"])
+    page.wait_for_timeout(200)
+    charts = page.locator("figure.chart").count()
+    assert charts >= 6
+    assert page.locator(".plot > svg").count() == charts
+    assert page.evaluate("drawn") == charts
+    context.close()
+
+
 def test_without_a_script_the_values_are_in_tables(chromium: Any, reports: dict[str, str]) -> None:
     with Tab(chromium, reports["one"], java_script_enabled=False) as page:
         assert page.locator("#curves noscript p").is_visible()
@@ -120,6 +138,15 @@ def test_lines_are_as_wide_as_their_chart(chromium: Any, reports: dict[str, str]
         page.set_viewport_size(NARROW)
         page.wait_for_function("document.querySelector('.plot svg').clientWidth < 340")
         assert line.bounding_box()["width"] > 0.6 * picture.bounding_box()["width"]
+
+
+def test_details_of_a_run_fit_a_narrow_page(chromium: Any, reports: dict[str, str]) -> None:
+    """They were cut at the right."""
+    with Tab(chromium, reports["one"], viewport=NARROW) as page:
+        tables = page.locator(".scroll:has(.facts)")
+        assert tables.count() == 2
+        for wide in tables.evaluate_all("x => x.map(y => y.scrollWidth - y.clientWidth)"):
+            assert wide <= 0
 
 
 def test_the_histogram_of_classes(chromium: Any, reports: dict[str, str]) -> None:
@@ -286,30 +313,3 @@ def test_smoothing_is_a_mean_over_a_symmetric_window(script: Callable[..., Any])
     even = [float(n) for n in range(100)]
     assert script("smoothed", even, even, 0.3) == pytest.approx(even)  # also at the ends
     assert script("smoothed", steps.tolist(), values.tolist(), 0) == values.tolist()
-
-
-def test_a_page_that_is_served_keeps_up_and_keeps_its_settings(chromium: Any, copied: Path) -> None:
-    from tests.report.test_cli_report import watching
-
-    with watching(copied) as (port, process):
-        tab = Tab(chromium, f"http://127.0.0.1:{port}/", viewport=NARROW)
-        with tab as page:
-            page.locator("label[for=x-epochs]").click()
-            page.locator("figure[data-chart=lr] summary").click()
-            page.evaluate("scrollTo({top: 900, behavior: 'instant'})")
-            page.wait_for_timeout(300)
-            place = page.evaluate("scrollY")
-            lines = (copied / "metrics.jsonl").read_text().splitlines()
-            again = next(report for report in map(json.loads, lines) if report["kind"] == "train")
-            with open(copied / "metrics.jsonl", "a") as file:
-                file.write(json.dumps(again | {"step": 13, "loss": 1.2345}) + "\n")
-            page.locator(".key", has_text="1.2345").first.wait_for()
-            assert page.evaluate("scrollY") == place
-            assert page.locator("#values-lr").get_attribute("open") is not None
-            assert page.locator("#x-epochs").is_checked()
-            assert page.locator("figure[data-chart=loss] .unit").text_content() == "epochs"
-            assert page.locator("#live").inner_text() == "live"
-            assert tab.complaints == []
-            process.terminate()
-            page.locator("#live", has_text="no longer updated").wait_for()
-            assert all(url.startswith((f"http://127.0.0.1:{port}/", "data:")) for url in tab.asked)

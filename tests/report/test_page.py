@@ -6,13 +6,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from tests.report.histories import record_some, train_report, write_run
 from trainyard.report.page import page, write_report
-from trainyard.report.pictures import Gallery
 from trainyard.report.runs import read_runs
+from trainyard.training.label_scores import LabelScores
+from trainyard.training.recorded import record
 
 HOSTILE = "</script><script>document.title='hacked'</script><img src=x onerror=alert(1)>"
 
@@ -48,7 +50,7 @@ class Outline(HTMLParser):
 
 
 def made(*folders: Path) -> str:
-    return page(read_runs(list(folders)), Gallery())
+    return page(read_runs(list(folders)))
 
 
 def data_in(text: str) -> Any:
@@ -137,6 +139,50 @@ def test_names_and_messages_are_text(copied: Path, digits: Path, tmp_path: Path)
     assert all(attributes.get("src") != "x" for _, attributes in outline.elements)
     assert HOSTILE in outline.text  # said as it is
     assert data_in(text)["classes"][0][0].endswith(HOSTILE)
+
+
+def events_of(step: int, count: int) -> list[dict[str, Any]]:
+    return [
+        {"kind": "event", "step": step, "event": f"{name}", "message": ""} for name in range(count)
+    ]
+
+
+def test_the_latest_events_of_each_run(tmp_path: Path) -> None:
+    """Of two runs, the last events of the second were shown, and none of the first."""
+    folders = [write_run(tmp_path / name, events_of(7, 250)) for name in "ab"]
+    rows = re.findall(r"<tr>(?:(?!</tr>).)*badge.*?</tr>", made(*folders))
+    shown = [re.findall(r">(\w+)<", row) for row in rows]
+    assert [row[0] for row in shown] == ["a"] * 100 + ["b"] * 100
+    assert [row[-1] for row in shown[:100]] == [f"{n}" for n in range(150, 250)]
+
+
+def test_the_latest_events_are_marked_in_charts(tmp_path: Path) -> None:
+    """The first ones were, and the table had the last."""
+    marks = data_in(made(write_run(tmp_path / "run", events_of(7, 250))))["marks"]
+    assert [mark["text"] for mark in marks] == [f"{n}" for n in range(200, 250)]
+
+
+def test_images_with_lists_of_labels(tmp_path: Path) -> None:
+    """Their classes, and errors that name what is missed and what is wrong."""
+    folder = write_run(tmp_path / "run", [train_report(1)])
+    labels = np.array([[1, 0, 0], [1, 1, 0], [0, 0, 1]], np.bool_)
+    logits = np.array([[3, 2, -9], [-3, -2, -9], [-3, 1, 9]], np.float32)  # by class
+    scores = LabelScores(np.ones(3, np.bool_), logits)
+    record(folder / "predictions.npz", 1, labels, scores, weights="")
+    text = made(folder)
+    assert data_in(text)["class_columns"][2:] == ["Average precision", "F1"]
+    rows = {name: shares for name, *shares in data_in(text)["classes"]}
+    assert rows["class 0"] == [2, 1, 1] and rows["class 1"][2] == 0
+    outline = Outline(text)
+    assert "missed class 1 wrongly class 2" in outline.text
+    assert "Confused classes" not in outline.text
+
+
+def test_the_command_can_be_given_again(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [train_report(1)])
+    command = ["trainyard", "train", "--run.length", "3 epochs"]
+    (folder / "environment.json").write_text(json.dumps({"command": command}))
+    assert "train --run.length '3 epochs'" in Outline(made(folder)).text
 
 
 def test_logins_are_not_told(tmp_path: Path) -> None:

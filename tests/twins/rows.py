@@ -199,7 +199,6 @@ def _prints() -> dict[str, Row]:
         "estimate": ("estimate", "resnet50-a3", "--device", "h100-sxm", "--gpus", "8,64", "--json"),
         "data show": ("data", "show", "../data/digits", "--json"),
         "data verify": ("data", "verify", "../data/digits", "--deep", "--json"),
-        "results": ("results", "../../../../../results", "--json"),
     }
     return {name: Row((words,)) for name, words in of.items()}
 

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,34 +38,27 @@ def add(parser: argparse.ArgumentParser) -> None:
 def doctor(options: argparse.Namespace) -> int:
     """Run `trainyard doctor`; returns the exit code."""
     end_with_launcher()
-    import_seconds = _import_torch()
-    world = discover()
-    from rich.console import Console
+    config, world = _config(options), discover()
+    with loading():
+        from rich.console import Console
 
-    from trainyard.doctor.check import Options
-    from trainyard.doctor.doctor import examine
+        from trainyard.doctor.check import Options
+        from trainyard.doctor.doctor import examine
 
     settings = Options(
-        config=_config(options),
+        config=config,
         run=run_folder(options) if options.recipe or options.run else Path("runs"),
         has_recipe=options.recipe is not None,
         seconds=_QUICK_SECONDS if options.quick else _SECONDS,
-        import_seconds=import_seconds,
     )
     console = Console(stderr=True, quiet=options.json or not world.is_first)
     findings = examine(settings, world, console)
-    if world.is_first:
-        (_print_json if options.json else _print)(findings)
+    if world.is_first and options.json:
+        rows = [row._asdict() for row in findings.rows]
+        print(json.dumps(findings._asdict() | {"rows": rows, "verdict": findings.verdict}))
+    elif world.is_first:
+        _print(findings)
     return 1 if findings.verdict == "fail" else 0
-
-
-def _import_torch() -> float:
-    """Import torch. Returns the seconds: minutes, if many machines share a slow file system."""
-    begun = time.perf_counter()
-    with loading():
-        import torch  # noqa: F401
-
-    return time.perf_counter() - begun
 
 
 def _config(options: argparse.Namespace) -> "RunConfig":
@@ -74,14 +66,10 @@ def _config(options: argparse.Namespace) -> "RunConfig":
         return config_of(options)
     if options.overrides:
         raise InputError(f"--{next(iter(options.overrides))} is a recipe key: name a RECIPE")
-    from trainyard.config import RunConfig
-    from trainyard.data.index.merge import merged_splits
+    from trainyard.config import RunConfig, on_data
 
     config = RunConfig()
-    if options.data is not None:
-        data = config.data.model_copy(update=merged_splits(options.data))
-        config = config.model_copy(update={"data": data})
-    return config
+    return config if options.data is None else on_data(config, options.data, {})
 
 
 def _print(findings: "Findings") -> None:
@@ -93,7 +81,7 @@ def _print(findings: "Findings") -> None:
         [
             row.what,
             Text(row.verdict, style=_COLOURS[row.verdict]),
-            row.found + f"\n-> {row.advice}" * bool(row.advice),
+            row.found + (f"\n-> {row.advice}" if row.advice else ""),
         ]
         for row in findings.rows
     ]
@@ -103,22 +91,14 @@ def _print(findings: "Findings") -> None:
 
 def _sentence(findings: "Findings") -> str:
     where = f"{_count(findings.num_ranks, 'rank')} on {_count(findings.num_machines, 'machine')}"
-    counts = {verdict: sum(row.verdict == verdict for row in findings.rows) for verdict in _COLOURS}
+    warnings = _count(sum(row.verdict == "warn" for row in findings.rows), "warning")
     if findings.verdict == "ok":
         return f"{where}: nothing is wrong."
-    worse = _count(counts["warn"], "warning") + (
-        ": this will train, but slowly or at a risk." if not counts["fail"] else "."
-    )
-    if not counts["fail"]:
-        return f"{where}: {worse}"
+    if findings.verdict == "warn":
+        return f"{where}: {warnings}: this will train, but slowly or at a risk."
     failed = ", ".join(row.what for row in findings.rows if row.verdict == "fail")
-    return f"{where}: not fit to train on ({failed}); {worse}"
+    return f"{where}: not fit to train on ({failed}); {warnings}."
 
 
 def _count(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
-
-
-def _print_json(findings: "Findings") -> None:
-    rows = [row._asdict() for row in findings.rows]
-    print(json.dumps(findings._asdict() | {"rows": rows, "verdict": findings.verdict}))
+    return f"{count:,} {what}" + ("" if count == 1 else "s")

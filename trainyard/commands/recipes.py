@@ -3,7 +3,6 @@
 import argparse
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 from trainyard.commands.printing import as_cell, print_table
@@ -18,14 +17,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="list NAME's parameters with learning rate, decay and frozen ones",
     )
-    parser.add_argument("--plot", metavar="FILE", help="plot NAME's schedules into a PNG")
-    parser.add_argument(
-        "--samples",
-        metavar="N",
-        type=int,
-        default=1_281_167,
-        help="samples per epoch in the plot (ImageNet-1K's)",
-    )
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.epilog = "With NAME, any recipe key can be given as --SECTION.KEY VALUE."
     parser.set_defaults(run_command=recipes, takes_overrides=True)
@@ -37,8 +28,8 @@ def recipes(options: argparse.Namespace) -> int:
     from trainyard.errors import InputError
 
     if not options.name:
-        if options.params or options.plot:
-            raise InputError("--params and --plot need the NAME of a recipe")
+        if options.params:
+            raise InputError("--params needs the NAME of a recipe")
         _print(_keys() if options.keys else _recipes(options.json), options)
         return 0
     config = load_recipe(options.name, options.overrides)
@@ -49,11 +40,6 @@ def recipes(options: argparse.Namespace) -> int:
         _print(rows, options)
         if not options.json:
             _print(group_rows(rows), options)
-    elif options.plot:
-        from trainyard.commands.recipe_plot import plot_schedule
-
-        plot_schedule(config, Path(options.plot), name=options.name, epoch_samples=options.samples)
-        print(f"{options.plot}: drawn")
     elif options.json:
         print(config.model_dump_json())
     else:

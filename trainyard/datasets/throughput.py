@@ -44,14 +44,15 @@ class DecodeRate(NamedTuple):
 class MeasuredLoad:
     index: Index
     batch: int  # samples
-    side: int  # pixels of a training image
     threads: int
     seconds: float  # of each measurement
+    side: int = 224  # pixels of a training image
     channels: int = 3
+    seed: int = 0  # of the order
 
     @property
     def plan(self) -> ShuffledPlan:
-        return ShuffledPlan(len(self.index), global_batch=self.batch, seed=0)
+        return ShuffledPlan(len(self.index), global_batch=self.batch, seed=self.seed)
 
 
 def reading_rate(task: MeasuredLoad) -> float:

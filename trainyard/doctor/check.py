@@ -28,8 +28,6 @@ class Options:
     """True if a recipe was given: its model then sets the size of a checkpoint."""
     seconds: float
     """Seconds per measurement of speed."""
-    import_seconds: float
-    """Seconds that this process took to import torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,29 +43,29 @@ class Context:
     """Names of ranks: rank 3 (host)."""
     machines: Mapping[int, str]
     """Host name by a machine's first rank, with the rank if several machines have the same name."""
-    say: Callable[[str], None]
+    show: Callable[[str], None]
     """Shows the current check."""
 
 
 def collect_context(
-    options: Options, world: World, device: "torch.device", say: Callable[[str], None]
+    options: Options, world: World, device: "torch.device", show: Callable[[str], None]
 ) -> Context:
     """Collect the context; all ranks call it."""
     gpus = gather(world, gpu_of(device))
-    found = gather(world, (ProcessInfo.current().host, world.node))
-    leaders = sorted({found.index(each) for each in found})
-    hosts = [found[rank][0] for rank in leaders]
+    places = gather(world, (ProcessInfo.current().host, world.node))
+    leaders = sorted({places.index(each) for each in places})
+    hosts = [places[rank][0] for rank in leaders]
     return Context(
         options=options,
         world=world,
         device=device,
         has_own_gpus=None not in gpus and len(set(gpus)) == world.size,
-        names={rank: f"rank {rank} ({host})" for rank, (host, _) in enumerate(found)},
+        names={rank: f"rank {rank} ({host})" for rank, (host, _) in enumerate(places)},
         machines={
             rank: host if hosts.count(host) == 1 else f"{host} (rank {rank})"
             for rank, host in zip(leaders, hosts, strict=True)
         },
-        say=say,
+        show=show,
     )
 
 
@@ -103,17 +101,18 @@ def limit_check(
 ) -> Check:
     """A check that a number of each rank is not below `warn` and `fail`; a time, not above.
 
-    `form` writes the number, `where` follows it.
+    `form` writes the number, `where` follows it. The advice is also that of a measurement that
+    fails.
     """
 
     def judge(values: list[float], context: Context) -> Row:
-        found = spread(values, context, form, is_time=is_time)
         worst, sign = (max(values), -1) if is_time else (min(values), 1)
         has_failed = fail is not None and sign * worst < sign * fail
         verdict = FAIL if has_failed else WARN if sign * worst < sign * warn else OK
-        return Row(what, found + where, verdict, "" if verdict == OK else advice)
+        text = spread(values, context, form, is_time=is_time) + where
+        return Row(what, text, verdict, "" if verdict == OK else advice)
 
-    return Check(what, measure, judge)
+    return Check(what, measure, judge, advice)
 
 
 class _Problem(NamedTuple):
@@ -124,7 +123,7 @@ class _Problem(NamedTuple):
 
 def run_check(check: Check, context: Context) -> Row:
     """Run a check. Returns its row, the same on every rank; all ranks call it."""
-    context.say(check.what)
+    context.show(check.what)
     try:
         value = check.measure(context)
     except (OSError, TrainyardError) as error:
@@ -136,13 +135,13 @@ def run_check(check: Check, context: Context) -> Row:
     return check.judge(values, context)
 
 
-def differing(found: dict[int, str], context: Context) -> str:
-    """Findings of some ranks: rank 3 (b): …; rank 4 (b): … and 2 more."""
+def differing(texts: dict[int, str], context: Context) -> str:
+    """Texts of some ranks: rank 3 (b): …; rank 4 (b): … and 2 more."""
     if context.world.size == 1:
-        return found[0]
-    words = [f"{context.names[rank]}: {text}" for rank, text in found.items()]
-    more = len(words) - _NAMED
-    return "; ".join(words[:_NAMED]) + f" and {more} more" * (more > 0)
+        return texts[0]
+    named = [f"{context.names[rank]}: {text}" for rank, text in texts.items()]
+    more = len(named) - _NAMED
+    return "; ".join(named[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def spread(
@@ -158,5 +157,5 @@ def spread(
         return low
     if low == high:
         return f"{low} each"
-    extreme, worst = (max(values), "most") if is_time else (min(values), "least")
-    return f"{low} to {high}, {worst} {context.names[list(values).index(extreme)]}"
+    extreme, which = (max(values), "most") if is_time else (min(values), "least")
+    return f"{low} to {high}, {which} {context.names[list(values).index(extreme)]}"

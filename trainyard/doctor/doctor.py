@@ -1,5 +1,6 @@
 """The order of the doctor's checks, and the conditions under which some are left out."""
 
+import platform
 from typing import NamedTuple
 
 from rich.console import Console
@@ -7,10 +8,10 @@ from rich.console import Console
 from trainyard.distributed import init_distributed
 from trainyard.distributed.heartbeat import Heartbeat
 from trainyard.doctor.check import FAIL, OK, WARN, Context, Options, Row, collect_context, run_check
-from trainyard.doctor.compiled import compiled_checks
 from trainyard.doctor.data import data_rows
 from trainyard.doctor.machine import disk_checks, machine_checks
 from trainyard.doctor.network import network_checks
+from trainyard.run.resume import startup_facts
 from trainyard.world import World, pick_device, with_cores
 
 _ONE_RANK = (
@@ -42,6 +43,8 @@ def examine(options: Options, world: World, console: Console) -> Findings:
     """
     data = options.config.data
     same_on_all = {
+        **startup_facts(options.config),
+        "python": platform.python_version(),
         "data.train": f"{data.train}",
         "data.val": f"{data.val}",
         "the run directory": f"{options.run}",
@@ -58,12 +61,12 @@ def examine_joined(
     """Like `examine`, for ranks that have met already."""
     with console.status("") as status:
 
-        def say(what: str) -> None:
+        def show(what: str) -> None:
             heartbeat.mark(what)
             status.update(what)
 
-        context = collect_context(options, world, pick_device(world), say)
-        checks = [*machine_checks(context), *disk_checks(context), *compiled_checks(context)]
+        context = collect_context(options, world, pick_device(world), show)
+        checks = [*machine_checks(context), *disk_checks(context)]
         checks += network_checks(context) if world.size > 1 else []
         rows = [run_check(check, context) for check in checks]
         has_data = options.config.data.train is not None

@@ -1,11 +1,9 @@
 """Checks of each rank's machine: versions, GPUs, cores, memory, limits, disks."""
 
-import math
 import os
 import platform
 import resource
-import socket
-import subprocess
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from pathlib import Path
 import torch
 
 from trainyard.distributed.process_group import FILES_PER_RANK, OWN_FILES
-from trainyard.doctor.check import FAIL, WARN, Check, Context, Row, differing, limit_check
+from trainyard.doctor.check import FAIL, WARN, Check, Context, Options, Row, differing, limit_check
 from trainyard.estimate.memory import checkpoint_bytes, model_sizes
 from trainyard.files import cache_folder
 from trainyard.monitor.environment import versions
@@ -25,14 +23,11 @@ from trainyard.world import cores_per_rank
 CGROUP = Path("/sys/fs/cgroup")
 PROC_CGROUP = Path("/proc/self/cgroup")
 
-_SLOW_IMPORT_S = 20
-_SLOW_NAME_S = 1
 _FEW_CORES = 2  # per rank: one trains, one decodes
 _LITTLE_MEMORY, _TOO_LITTLE_MEMORY = 4e9, 1e9  # bytes per rank
-_LITTLE_SHARED = 1e9  # bytes; Docker gives 64 MB
+_LITTLE_SHARED = 1e9  # bytes, for NCCL; Docker gives 64 MB
 _LITTLE_SPACE, _TOO_LITTLE_SPACE = 2e9, 1e8  # bytes, for a cache or temporary files
 _SLOW_WRITE = 50e6  # bytes per second
-_PROBE = 1 << 20  # bytes
 _BLOCK = 1 << 24  # bytes written at a time
 _LARGEST_WRITE = 1 << 28
 _UNKNOWN_CHECKPOINT = 1 << 30
@@ -41,17 +36,8 @@ _UNKNOWN_CHECKPOINT = 1 << 30
 def machine_checks(context: Context) -> list[Check]:
     """The checks of each machine: versions, GPUs, cores, memory and limits."""
     return [
-        Check("versions", _versions, _judge_versions),
-        limit_check(
-            "time to import torch",
-            lambda _: context.options.import_seconds,
-            in_seconds,
-            warn=_SLOW_IMPORT_S,
-            is_time=True,
-            advice="the environment seems to lie on a slow network file system: put it into a "
-            "container image or onto a local disk; every start takes this long",
-        ),
-        Check("GPUs", _gpu, _judge_gpus, "see nvidia-smi there"),
+        Check("versions", _versions, lambda values, _: Row("versions", values[0])),
+        Check("GPUs", _gpu, _judge_gpus, "look at nvidia-smi there"),
         limit_check(
             "cores of a rank",
             _cores,
@@ -66,16 +52,9 @@ def machine_checks(context: Context) -> list[Check]:
             in_bytes,
             warn=_LITTLE_MEMORY,
             fail=_TOO_LITTLE_MEMORY,
-            advice="ask the scheduler for more (--mem under Slurm), or start fewer ranks on a "
+            advice="request more of the scheduler (--mem under Slurm), or start fewer ranks on a "
             "machine",
         ),
-        limit_check(
-            "shared memory",
-            _shared,
-            in_bytes,
-            warn=0 if context.device.type == "cpu" else _LITTLE_SHARED,
-            advice="NCCL needs more: start the container with --shm-size 8g, or --ipc=host",
-        )._replace(advice="mount /dev/shm; permit memfd_create"),
         *_limits(context),
     ]
 
@@ -83,6 +62,13 @@ def machine_checks(context: Context) -> list[Check]:
 def _limits(context: Context) -> list[Check]:
     files = OWN_FILES + FILES_PER_RANK * context.world.size
     return [
+        limit_check(
+            "shared memory",
+            lambda _: _free(Path("/dev/shm")),
+            in_bytes,
+            warn=0 if context.device.type == "cpu" else _LITTLE_SHARED,
+            advice="NCCL needs more: start the container with --shm-size 8g, or --ipc=host",
+        ),
         limit_check(
             "open files allowed",
             lambda _: resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -92,52 +78,26 @@ def _limits(context: Context) -> list[Check]:
             advice=f"at least {files} are needed: `ulimit -n {max(4096, files)}` before the start; "
             "a lower hard limit is raised by limits.conf, LimitNOFILE, or docker's --ulimit",
         ),
-        limit_check(  # a warning at most: Trainyard uses addresses
-            "own name resolves",
-            _own_name,
-            lambda seconds: "not at all" if seconds == math.inf else in_seconds(seconds),
-            warn=_SLOW_NAME_S,
-            is_time=True,
-            advice="add it to /etc/hosts there, since other tools need it; if it only takes long, "
-            "a name server is slow: see /etc/resolv.conf",
-        ),
     ]
 
 
 def _count(number: float) -> str:
-    return f"{number:g}"
+    return f"{number:,g}"
 
 
 # --- versions and GPUs ---
 
 
-def _versions(context: Context) -> dict[str, str]:
-    found = {"python": platform.python_version()} | versions()
-    return {name: f"{version}" for name, version in found.items() if version is not None}
+def _versions(context: Context) -> str:
+    shown = ("trainyard", "torch", "timm")
+    own = (f"{name} {versions()[name]}" for name in shown)
+    return f"{', '.join(own)}, python {platform.python_version()}"
 
 
-def _judge_versions(values: list[dict[str, str]], context: Context) -> Row:
-    first = values[0]
-    others = {
-        rank: ", ".join(
-            f"{name} {mine.get(name, 'missing')}"
-            for name in first | mine
-            if mine.get(name) != first.get(name)
-        )
-        for rank, mine in enumerate(values)
-        if mine != first
-    }
-    known = ", ".join(f"{name} {first[name]}" for name in ("trainyard", "python", "torch", "timm"))
-    if others:
-        advice = "install the same versions on every machine, from requirements.lock say"
-        return Row("versions", f"{known}; {differing(others, context)}", FAIL, advice)
-    return Row("versions", known)
-
-
-def _gpu(context: Context) -> str | None:
-    """Kind of GPU, with its driver; None for the CPU."""
+def _gpu(context: Context) -> str:
+    """Kind of GPU, with its driver; "" for the CPU."""
     if context.device.type == "cpu":
-        return None
+        return ""
     properties = torch.cuda.get_device_properties(context.device)
     nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     memory = in_bytes(properties.total_memory)
@@ -145,28 +105,28 @@ def _gpu(context: Context) -> str | None:
 
 
 def _driver() -> str:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    import pynvml
+
     try:
-        done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30)
-    except (OSError, subprocess.SubprocessError):
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
         return "unknown"
-    return done.stdout.partition("\n")[0].strip()
 
 
-def _judge_gpus(values: list[str | None], context: Context) -> Row:
-    first = next((kind for kind in values if kind is not None), None)
-    if first is None:
+def _judge_gpus(values: list[str], context: Context) -> Row:
+    first = next(filter(None, values), "")
+    if not first:
         return Row("GPUs", "none: the ranks of a machine share its cores")
-    without = {rank: "no GPU" for rank, kind in enumerate(values) if kind is None}
-    others = {rank: kind for rank, kind in enumerate(values) if kind is not None and kind != first}
-    if without:
-        advice = "look at nvidia-smi there, and at what the scheduler was asked for"
-        return Row("GPUs", differing(without, context), FAIL, advice)
+    others = {rank: kind or "no GPU" for rank, kind in enumerate(values) if kind != first}
+    if "" in values:
+        advice = "look at nvidia-smi there, and at what was requested of the scheduler"
+        return Row("GPUs", f"{first}; {differing(others, context)}", FAIL, advice)
     if not context.has_own_gpus:
         advice = "start as many ranks on a machine as it has GPUs: NCCL needs one for each"
         return Row("GPUs", f"several ranks share one: {first}", FAIL, advice)
     if others:
-        advice = "the slowest sets the pace: ask the scheduler for one kind; one driver everywhere"
+        advice = "the slowest sets the pace: request one kind, and install one driver everywhere"
         return Row("GPUs", f"{first}; {differing(others, context)}", WARN, advice)
     return Row("GPUs", f"{len(values)} x {first}")
 
@@ -196,8 +156,8 @@ def _memory(context: Context) -> float:
         limit = _value(group, "memory.max", "memory.limit_in_bytes") or "max"
         if limit != "max":
             used = int(_value(group, "memory.current", "memory.usage_in_bytes") or 0)
-            said = dict(line.split() for line in _value(group, "memory.stat").splitlines())
-            cached = said.get("total_inactive_file", said.get("inactive_file", 0))
+            kinds = dict(line.split() for line in _value(group, "memory.stat").splitlines())
+            cached = kinds.get("total_inactive_file", kinds.get("inactive_file", 0))
             free = min(free, int(limit) - used + int(cached))
     return free / context.world.local_size
 
@@ -208,14 +168,13 @@ def _cgroups(controller: str) -> Iterator[Path]:
     Each may have a limit: the container's, the job's, the user's. Version 1 has a tree for each
     controller. A container without a namespace of its own sees its group at the root.
     """
-    lines = PROC_CGROUP.read_text().splitlines() if PROC_CGROUP.exists() else []
-    for line in lines:
+    for line in PROC_CGROUP.read_text().splitlines() if PROC_CGROUP.exists() else ():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
         root = CGROUP / controller if controllers else CGROUP
-        for above in (inside := Path(os.path.normpath(path)), *inside.parents):
-            yield root / above.relative_to("/")
+        for group in (own := Path(os.path.normpath(path)), *own.parents):
+            yield root / group.relative_to("/")
 
 
 def _value(group: Path, *names: str) -> str:
@@ -224,42 +183,20 @@ def _value(group: Path, *names: str) -> str:
     return path.read_text().strip() if path else ""
 
 
-def _shared(context: Context) -> float:
-    """Bytes free in /dev/shm. OSError if memory cannot be shared between processes."""
-    if not hasattr(os, "memfd_create"):  # macOS, where batches lie in a temporary file
-        return _free(Path(tempfile.gettempdir()))
-    probe = os.memfd_create("trainyard-doctor")
-    try:
-        os.posix_fallocate(probe, 0, _PROBE)
-    finally:
-        os.close(probe)
-    return _free(Path("/dev/shm"))
-
-
-def _own_name(context: Context) -> float:
-    """Seconds to resolve this machine's own name; infinite if it does not."""
-    begun = time.perf_counter()
-    try:
-        socket.getaddrinfo(socket.gethostname(), None)
-    except OSError:
-        return math.inf
-    return time.perf_counter() - begun
-
-
 # --- disks ---
 
 
 def disk_checks(context: Context) -> list[Check]:
     """Checks of the run directory and of two folders whose lack of space would end a run."""
     run, keep = context.options.run, context.options.config.run.keep
-    size = _checkpoint_bytes(context)
-    passing = Path(tempfile.gettempdir())
-    write_advice = "choose another directory with --run, or make this one writable"
+    size = _checkpoint_bytes(context.options)
+    temporary = Path(tempfile.gettempdir())
+    advice = "choose another directory with --run, or make this one writable"
     return [
-        Check("writing checkpoints", _write, _judge_write, write_advice),
+        Check("writing checkpoints", _write, _judge_write, advice),
         _space("space for the run", run, 2 * size, (keep + 2) * size),
         _space("space for caches", cache_folder(), _TOO_LITTLE_SPACE, _LITTLE_SPACE),
-        _space("space for passing files", passing, _TOO_LITTLE_SPACE, _LITTLE_SPACE),
+        _space("space for temporary files", temporary, _TOO_LITTLE_SPACE, _LITTLE_SPACE),
     ]
 
 
@@ -272,7 +209,7 @@ def _space(what: str, folder: Path, least: float, enough: float) -> Check:
         fail=least,
         advice=f"make room for {in_bytes(enough)}",
         where=f" in {existing(folder)}",
-    )._replace(advice=f"{folder} is to be a folder")
+    )
 
 
 def existing(folder: Path) -> Path:
@@ -284,15 +221,14 @@ def existing(folder: Path) -> Path:
 
 
 def _free(folder: Path) -> float:
-    found = os.statvfs(folder)
-    return float(found.f_bavail * found.f_frsize)
+    return float(shutil.disk_usage(folder).free)
 
 
 def _write(context: Context) -> float | None:
-    """Bytes per second of a synced write about the size of a checkpoint; None on other ranks."""
+    """Bytes per second of a synced write of the size of a checkpoint; None on other ranks."""
     if not context.world.is_first:
         return None
-    size = min(_checkpoint_bytes(context), _LARGEST_WRITE)
+    size = min(_checkpoint_bytes(context.options), _LARGEST_WRITE)
     block = os.urandom(_BLOCK)
     deadline = time.perf_counter() + 10 * context.options.seconds
     with tempfile.TemporaryFile(dir=existing(context.options.run), buffering=0) as file:
@@ -305,22 +241,21 @@ def _write(context: Context) -> float | None:
 
 def _judge_write(values: list[float], context: Context) -> Row:
     speed = values[0]
-    found = f"{in_bytes(speed)}/s in {existing(context.options.run)}"
+    text = f"{in_bytes(speed)}/s in {existing(context.options.run)}"
     if context.options.has_recipe:
-        size = _checkpoint_bytes(context)
-        found += f": a checkpoint of {in_bytes(size)} takes {size / speed:.2g} s"
+        size = _checkpoint_bytes(context.options)
+        text += f": a checkpoint of {in_bytes(size)} takes {in_seconds(size / speed)}"
     if speed < _SLOW_WRITE:
         advice = "training waits for it: choose a faster disk with --run, or save less often"
-        return Row("writing checkpoints", found, WARN, advice)
-    return Row("writing checkpoints", found)
+        return Row("writing checkpoints", text, WARN, advice)
+    return Row("writing checkpoints", text)
 
 
-def _checkpoint_bytes(context: Context) -> int:
-    """Bytes of a checkpoint of the recipe's, by the formula of `trainyard estimate`."""
-    options = context.options
+def _checkpoint_bytes(options: Options) -> int:
+    """Size of a checkpoint of the recipe's model with 1000 classes, by the estimate's formula."""
     if not options.has_recipe:
         return _UNKNOWN_CHECKPOINT
     with torch.device("meta"):
         model = build_run_model(options.config, num_classes=1000)
     sizes = model_sizes(model, options.config)
-    return round(checkpoint_bytes(sizes, options.config.average, ranks=context.world.size))
+    return int(checkpoint_bytes(sizes, options.config.average, ranks=1))

@@ -114,14 +114,13 @@ const placed = (axes, x, step) => (x === "steps" ? step : interpolated(axes.step
 /* The share of a run that the slider's position stands for; finer near 0. */
 const smoothingShare = ({ smoothing }) => 0.2 * (smoothing / 100) ** 2;
 
-const hidden = {}; // numbers of curves that are switched off, by chart
 const PAD = { left: 52, right: 14, top: 10, bottom: 36 };
 
 class Plot {
   /* `onRead` receives the place on the x axis that is pointed at, null for none. */
   constructor(figure, chart, data, settings, onRead) {
     Object.assign(this, { chart, data, settings, onRead });
-    this.hidden = (hidden[chart.name] ??= new Set());
+    this.hidden = new Set(); // numbers of curves that are switched off
     this.keys = chart.series.map((series, number) => this.key(series, number));
     this.box = element("div", {
       class: "plot", tabindex: 0, role: "application", "aria-label": `${chart.title}: arrow keys read values`,

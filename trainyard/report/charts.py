@@ -14,7 +14,7 @@ _MOST = 6000  # in one chart, over all runs' curves
 _TABLE = 40  # points per curve in the table below a chart
 _DOTS = 60  # a longer curve of evaluations has no dots
 _IN_DATA = ("name", "title", "form", "from_zero", "has_log", "is_large")  # fields of a chart
-_MARKS = 50  # most events marked in a chart
+_MARKS = 50  # events marked in a chart, the latest
 
 
 class Series(NamedTuple):
@@ -158,7 +158,7 @@ def _marks(groups: Sequence[Group]) -> list[dict[str, Any]]:
         {"step": event["step"], "text": str(event.get("event", ""))}
         for event in groups[0].runs[0].history.events
         if event["step"] and event.get("event") not in ("bounds", "head", "remark")
-    ][:_MARKS]
+    ][-_MARKS:]
 
 
 # --- the section of the page ---

@@ -1,26 +1,24 @@
-/* Behaviour of the page: switches, the table of classes, the order of errors, live updates. */
+/* Behaviour of the page: switches, the table of classes, the order of errors. */
 
 const settings = { x: "steps", smoothing: 32, log: false, theme: "auto", order: "loss" };
 const STORED = "trainyard-report";
-let plots = [];
-let data = {};
+const data = JSON.parse(document.getElementById("data").textContent);
+const plots = [];
 
-/* Build everything inside <main> that the data in the page describes. */
-function begin() {
-  data = JSON.parse(document.getElementById("data").textContent);
+function beginPlots() {
   const onRead = (at) => plots.forEach((plot) => plot.read(at));
-  plots = data.charts.map((chart) =>
-    new Plot(document.querySelector(`figure[data-chart="${chart.name}"]`), chart, data, settings, onRead));
+  for (const chart of data.charts) {
+    const figure = document.querySelector(`figure[data-chart="${chart.name}"]`);
+    plots.push(new Plot(figure, chart, data, settings, onRead));
+  }
   redraw();
-  beginClasses();
-  connect("order", sortErrors);
 }
 
 function redraw() {
   for (const plot of plots) plot.draw();
 }
 
-/* --- switches: those outside of #charts stay when the page is updated --- */
+/* --- switches --- */
 
 function loadSettings() {
   try {
@@ -133,63 +131,17 @@ function meter(share) {
     bar(100, "track"), bar(Math.round(1000 * share) / 10, "bar"));
 }
 
-/* --- live updates from trainyard report --watch --- */
-
-async function watch() {
-  let known = null;
-  for (;;) {
-    let state = "live";
-    try {
-      if (!document.hidden) known = await refresh(known);
-    } catch {
-      state = "no longer updated: trainyard report has ended";
-    }
-    const live = document.getElementById("live");
-    if (live.textContent !== state) live.textContent = state;
-    await new Promise((done) => setTimeout(done, 2000));
-  }
-}
-
-/* Fetch the page and show it if it differs from the `known` one; gives its tag. */
-async function refresh(known) {
-  const answer = await fetch(location.pathname, { cache: "no-cache" });
-  if (!answer.ok) throw new Error(String(answer.status));
-  const tag = answer.headers.get("ETag");
-  if (known && known !== tag) {
-    replace(new DOMParser().parseFromString(await answer.text(), "text/html"));
-  }
-  return tag;
-}
-
-function replace(fresh) {
-  const navigation = (page) => page.querySelector("nav").textContent;
-  if (navigation(fresh) !== navigation(document)) {
-    location.reload(); // the page has new sections
-    return;
-  }
-  const open = [...document.querySelectorAll("details[open][id]")];
-  const focused = document.activeElement.id;
-  const { scrollX, scrollY } = window;
-  const sections = [...document.querySelectorAll("section:not(#curves)")];
-  for (const id of ["headline", "charts", "data", ...sections.map((section) => section.id)]) {
-    document.getElementById(id)?.replaceWith(fresh.getElementById(id));
-  }
-  for (const { id } of open) document.getElementById(id)?.setAttribute("open", "");
-  begin();
-  if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
-  window.scrollTo(scrollX, scrollY);
-}
-
 document.documentElement.classList.add("script");
 loadSettings();
-begin();
 connect("theme", applyTheme);
 connect("x", redraw);
 connect("log", redraw);
 connect("smoothing", applySmoothing);
+connect("order", sortErrors);
+beginClasses();
+beginPlots(); // after the switches, so that each chart is drawn once
 let width = innerWidth;
 addEventListener("resize", () => {
   if (innerWidth !== width) redraw();
   width = innerWidth;
 });
-if (document.getElementById("live")) watch();

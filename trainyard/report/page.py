@@ -11,9 +11,8 @@ from typing import Any
 from trainyard.errors import InputError
 from trainyard.files import write_text
 from trainyard.monitor.outcome import METRICS
-from trainyard.report import labels
 from trainyard.report.charts import chart_data, charts_of, curves_section
-from trainyard.report.facts import (
+from trainyard.report.details import (
     differences_section,
     environment_section,
     events_section,
@@ -22,10 +21,9 @@ from trainyard.report.facts import (
 )
 from trainyard.report.markup import Html, about, as_json, join, switch, tag
 from trainyard.report.overview import overview_section
-from trainyard.report.pictures import Gallery
-from trainyard.report.predictions import COLUMNS, Section, predictions_sections
+from trainyard.report.pictures import open_album
+from trainyard.report.predictions import Section, predictions_sections
 from trainyard.report.runs import Group, Run, groups_of, read_runs
-from trainyard.training.label_scores import LabelScores
 
 NAME = "report.html"
 _THEMES = {"auto": "System", "light": "Light", "dark": "Dark"}
@@ -37,7 +35,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     InputError for a folder that is no run directory, or a file that cannot be written.
     """
     path = out or (folders[0] / NAME if len(folders) == 1 else Path(NAME))
-    text = page(read_runs(list(folders)), Gallery())
+    text = page(read_runs(list(folders)))
     try:
         write_text(path, text)
     except OSError as error:
@@ -45,11 +43,11 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     return path
 
 
-def page(runs: Sequence[Run], gallery: Gallery, *, is_live: bool = False) -> str:
-    """The page of one or several runs. `is_live`: a server keeps it up to date."""
+def page(runs: Sequence[Run]) -> str:
+    """The page of one or several runs."""
     groups = groups_of(runs)
     charts = charts_of(groups)
-    mistakes, classes = _mistakes(runs, gallery)
+    mistakes, classes = _mistakes(runs)
     sections: list[Section | None] = [
         ("overview", "Overview", overview_section(groups)),
         ("curves", "Curves", curves_section(charts)) if charts else None,
@@ -67,33 +65,28 @@ def page(runs: Sequence[Run], gallery: Gallery, *, is_live: bool = False) -> str
     body = tag(
         "body",
         tag("a", "Skip to the content", href="#main", class_="skip"),
-        tag("header", _headline(runs, groups, is_live=is_live), theme, class_="top"),
+        tag("header", _headline(runs, groups), theme, class_="top"),
         _navigation(shown),
         tag("main", *(_section(*section) for section in shown), id="main"),
         tag("footer", tag("p", made), class_="bottom"),
         tag("script", data, type="application/json", id="data"),
         tag("script", Html(_script())),
     )
-    return f"<!doctype html>\n{tag('html', _head(groups, is_live=is_live), body, lang='en')}\n"
+    return f"<!doctype html>\n{tag('html', _head(groups), body, lang='en')}\n"
 
 
-def _mistakes(runs: Sequence[Run], gallery: Gallery) -> tuple[list[Section], dict[str, Any]]:
+def _mistakes(runs: Sequence[Run]) -> tuple[list[Section], dict[str, Any]]:
     """Sections and data on the best run among those with predictions, by top-1 or else mAP."""
-    found = [(run, run.recorded) for run in runs if run.recorded is not None]
-    if not found:
-        return [], {"classes": [], "class_columns": COLUMNS}
-    key = "top1" if any(run.best("top1") for run, _ in found) else "map"
-    run, recorded = max(found, key=lambda each: (each[0].best(key) or {}).get(key, 0.0))
-    album, said, columns = gallery.album(run), recorded.said, COLUMNS
-    if isinstance(said, LabelScores):
-        sections, rows = labels.label_sections(run, recorded, said, album)
-        columns = labels.COLUMNS
-    else:
-        sections, rows = predictions_sections(run, recorded, said, album)
+    saved = [(run, run.recorded) for run in runs if run.recorded is not None]
+    if not saved:
+        return [], {}
+    key = "top1" if any(run.best("top1") for run, _ in saved) else "map"
+    run, recorded = max(saved, key=lambda each: (each[0].best(key) or {}).get(key, 0.0))
+    sections, data = predictions_sections(run, recorded, open_album(run))
     if len(runs) > 1:
         which = about(f"From {run.name}, the run with the highest {METRICS[key]}.")
         sections = [(name, title, join(which, content)) for name, title, content in sections]
-    return sections, {"classes": rows, "class_columns": columns}
+    return sections, data
 
 
 # --- the frame ---
@@ -108,15 +101,12 @@ def _script() -> str:
     return _file("charts.js") + _file("page.js")
 
 
-def _head(groups: Sequence[Group], *, is_live: bool) -> Html:
+def _head(groups: Sequence[Group]) -> Html:
     """The head. Its policy blocks everything but this page's own style and script, by hash."""
     policy = (
         "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
         f"style-src {_hash(_file('style.css'))}; script-src {_hash(_script())}"
     )
-    if is_live:
-        policy += "; connect-src 'self'"
-    again = tag("meta", http_equiv="refresh", content="10")
     return tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -126,7 +116,6 @@ def _head(groups: Sequence[Group], *, is_live: bool) -> Html:
         tag("title", f"{_title(groups)} - Trainyard report"),
         tag("link", rel="icon", href="data:,"),
         tag("style", Html(_file("style.css"))),
-        tag("noscript", again) if is_live else None,
     )
 
 
@@ -139,11 +128,10 @@ def _title(groups: Sequence[Group]) -> str:
     return f"{', '.join(group.name for group in groups[:3])}{more}"
 
 
-def _headline(runs: Sequence[Run], groups: Sequence[Group], *, is_live: bool) -> Html:
+def _headline(runs: Sequence[Run], groups: Sequence[Group]) -> Html:
     models = ", ".join(dict.fromkeys(str(run.recipe.get("model.name", "")) for run in runs))
     state = _state(runs[0]) if len(runs) == 1 else f"{len(runs)} runs"
-    live = tag("span", "live", id="live", class_="badge", role="status") if is_live else None
-    line = tag("p", " · ".join(filter(None, (models, state))), " ", live)
+    line = tag("p", " · ".join(filter(None, (models, state))))
     return tag("div", tag("h1", _title(groups)), line, id="headline")
 
 

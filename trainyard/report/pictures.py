@@ -56,21 +56,8 @@ class Album:
         return "" if self.index is None else Path(self.index.locate(sample)[0]).name
 
 
-class Gallery:
-    """Albums of runs, kept while their pages are rendered repeatedly."""
-
-    def __init__(self) -> None:
-        self._albums: dict[Path, Album] = {}
-
-    def album(self, run: Run) -> Album:
-        path = run.folder.path.resolve()
-        known = self._albums.get(path)
-        if known is None or known.index is None:
-            self._albums[path] = known = _open(run)
-        return known
-
-
-def _open(run: Run) -> Album:
+def open_album(run: Run) -> Album:
+    """The album of a run: empty, and with a reason, if its data is not there or has changed."""
     from trainyard.config import load_recipe
     from trainyard.data.open_datasets import open_split, source_of
     from trainyard.world import World

@@ -1,4 +1,7 @@
-"""Sections on a run's saved predictions: classes, confused classes and the worst errors."""
+"""Sections on a run's saved predictions: classes, confused classes and the worst errors.
+
+Images have one label, or lists of labels.
+"""
 
 from typing import Any
 
@@ -9,73 +12,92 @@ from trainyard.report.markup import Child, Html, about, join, switch, table, tag
 from trainyard.report.pictures import Album
 from trainyard.report.runs import Run
 from trainyard.training.averages import label_of
-from trainyard.training.predictions import ClassAccuracy, Predictions, confusions, per_class
+from trainyard.training.label_scores import LabelScores
+from trainyard.training.predictions import Predictions, confusions, per_class
 from trainyard.training.recorded import Recorded
 
 _FEW_CLASSES = 60  # so many need no histogram
-WORST_CLASSES = 25  # rows of the table without a script
+_WORST_CLASSES = 25  # rows of the table without a script
 _BINS = 20  # histogram bins
 _PAIRS, _EXAMPLES = 12, 4
-ERRORS = 24  # highest losses shown, and as many of the highest confidences
+_ERRORS = 24  # highest losses shown, and as many of the highest confidences
 
-COLUMNS = ("Class", "Images", "Top-1", "Top-5")
 Section = tuple[str, str, Html]  # id, title and content
+_ClassRow = tuple[str, int, float, float]  # name, images, and two shares of 1
 
 
 def predictions_sections(
-    run: Run, recorded: Recorded, said: Predictions, album: Album
-) -> tuple[list[Section], list[list[Any]]]:
-    """The sections, and the classes as data for page.js: name, images, top-1, top-5.
-
-    Both are empty if no image could be read.
-    """
-    rows = per_class(said, recorded.labels)
-    if not rows:
-        return [], []
-    data = [
-        [class_name(run, row.label), row.samples, round(row.top1, 4), round(row.top5, 4)]
-        for row in rows
-    ]
-    confused = _confusions(run, recorded, said, album)
-    errors = _errors(run, recorded, said, album)
+    run: Run, recorded: Recorded, album: Album
+) -> tuple[list[Section], dict[str, Any]]:
+    """The sections, and the classes as data for page.js; both empty if no image could be read."""
+    scores = recorded.said
+    if not scores.is_read().any():
+        return [], {}
+    has_lists = isinstance(scores, LabelScores)
+    classes, data = (_listed_classes if has_lists else _classes)(run, recorded)
+    confused = None if has_lists else _confusions(run, recorded, album)
+    errors = (_listed_errors if has_lists else _errors)(run, recorded, album)
     note = tag("p", album.why_none, class_="note") if album.why_none else None
+    which = f"moving average ({label_of(recorded.weights)})" if recorded.weights else "model"
+    source = f"Predictions of the {which} at step {recorded.step:,}, its best evaluation."
     sections = [
-        ("classes", "Classes", join(source(recorded), _classes(run, rows))),
-        ("confusions", "Confused classes", join(note, confused)),
-        ("errors", "Worst errors", errors),
+        ("classes", "Classes", join(about(source), classes)),
+        *([("confusions", "Confused classes", join(note, confused))] if confused else []),
+        ("errors", "Worst errors", join(None if confused else note, errors)),
     ]
     return sections, data
 
 
-def source(recorded: Recorded) -> Html:
-    """A sentence about the weights that made the predictions."""
-    which = f"moving average ({label_of(recorded.weights)})" if recorded.weights else "model"
-    return about(f"Predictions of the {which} at step {recorded.step:,}, its best evaluation.")
-
-
-def class_name(run: Run, label: int) -> str:
+def _class_name(run: Run, label: int) -> str:
     """The name of a class, or its number."""
     return run.classes[label] if 0 <= label < len(run.classes) else f"class {label}"
 
 
-def _classes(run: Run, rows: list[ClassAccuracy]) -> Html:
-    """A histogram of many classes, and the place of the table that page.js makes."""
-    top1 = np.array([row.top1 for row in rows])
+# --- classes ---
+
+
+def _classes(run: Run, recorded: Recorded) -> tuple[Html, dict[str, Any]]:
+    """A histogram of many classes, and their table."""
+    rows: list[_ClassRow] = [
+        (_class_name(run, row.label), row.samples, row.top1, row.top5)
+        for row in per_class(recorded.said, recorded.labels)
+    ]
+    top1 = np.array([share for *_, share, _ in rows])
     text = (
         f"{len(rows):,} classes; the median is recognised in {np.median(top1):.1%} of its images, "
         f"a tenth of the classes in {np.quantile(top1, 0.1):.1%} or fewer."
     )
+    columns, data = _class_table(["Class", "Images", "Top-1", "Top-5"], rows)
+    histogram = _histogram(top1) if len(rows) > _FEW_CLASSES else None
+    return join(about(text), histogram, columns), data
+
+
+def _listed_classes(run: Run, recorded: Recorded) -> tuple[Html, dict[str, Any]]:
+    """The table of classes of images with lists of labels."""
+    rows: list[_ClassRow] = [
+        (_class_name(run, row.label), row.samples, row.average_precision, row.f1)
+        for row in recorded.said.per_class(recorded.labels)
+        if row.samples
+    ]
+    text = (
+        f"{len(rows):,} classes. F1 is of the images that have the class and those that the model "
+        "gives a probability above 50%."
+    )
+    columns, data = _class_table(["Class", "Images", "Average precision", "F1"], rows)
+    return join(about(text), columns), data
+
+
+def _class_table(head: list[str], rows: list[_ClassRow]) -> tuple[Html, dict[str, Any]]:
+    """The place of the table that page.js makes, with the worst classes for those without it."""
     body: list[list[Child]] = [
-        [class_name(run, row.label), f"{row.samples:,}", f"{row.top1:.1%}", f"{row.top5:.1%}"]
-        for row in rows[:WORST_CLASSES]
+        [name, f"{images:,}", f"{first:.1%}", f"{second:.1%}"]
+        for name, images, first, second in rows[:_WORST_CLASSES]
     ]
     caption = f"The {len(body)} worst of {len(rows):,} classes; the full table needs JavaScript"
-    worst = table([*COLUMNS], body, caption=caption, numbers=1)
-    return join(
-        about(text),
-        _histogram(top1) if len(rows) > _FEW_CLASSES else None,
-        tag("div", tag("noscript", worst), id="classes-table"),
-    )
+    worst = table(head, body, caption=caption, numbers=1)
+    data = [(name, images, round(a, 4), round(b, 4)) for name, images, a, b in rows]
+    place = tag("div", tag("noscript", worst), id="classes-table")
+    return place, {"classes": data, "class_columns": head}
 
 
 def _histogram(top1: NDArray[np.float64]) -> Html:
@@ -100,68 +122,108 @@ def _histogram(top1: NDArray[np.float64]) -> Html:
     )
 
 
-def _confusions(run: Run, recorded: Recorded, said: Predictions, album: Album) -> Html:
-    pairs = confusions(said, recorded.labels, _PAIRS)
+# --- errors ---
+
+
+def _confusions(run: Run, recorded: Recorded, album: Album) -> Html:
+    scores: Predictions = recorded.said
+    pairs = confusions(scores, recorded.labels, _PAIRS)
     if not pairs:
         return about("No image is taken for another class.")
-    totals = np.bincount(recorded.labels[said.is_read()])
+    totals = np.bincount(recorded.labels[scores.is_read()])
     examples = []
     for pair in pairs:  # their most confident errors
-        is_pair = (recorded.labels == pair.label) & (said.guess == pair.guess) & said.is_read()
-        examples.append(highest(said.confidence, np.flatnonzero(is_pair), _EXAMPLES))
+        is_pair = (recorded.labels == pair.label) & (scores.guess == pair.guess) & scores.is_read()
+        examples.append(_highest(scores.confidence, np.flatnonzero(is_pair), _EXAMPLES))
     album.load(sample for samples in examples for sample in samples)
     rows = []
     for pair, samples in zip(pairs, examples, strict=True):
-        label, guess = class_name(run, pair.label), class_name(run, pair.guess)
+        label, guess = _class_name(run, pair.label), _class_name(run, pair.guess)
         total = totals[pair.label]
         share = f"{pair.samples:,} of {total:,} images, {pair.samples / total:.0%}"
         names = tag("p", tag("b", label), " taken for ", tag("b", guess))
-        pictures = [picture(album, sample, f"{label}, taken for {guess}") for sample in samples]
+        pictures = [_picture(album, sample, f"{label}, taken for {guess}") for sample in samples]
         strip = tag("div", *pictures, class_="strip") if any(pictures) else None
         rows.append(tag("li", tag("div", names, tag("p", share, class_="detail")), strip))
     return tag("ul", *rows, class_="pairs")
 
 
-def highest(column: NDArray[np.float32], samples: NDArray[np.int64], count: int) -> list[int]:
+def _errors(run: Run, recorded: Recorded, album: Album) -> Html:
+    scores: Predictions = recorded.said
+    wrong = np.flatnonzero(scores.is_read() & (scores.place > 1) & (scores.guess >= 0))
+    if not len(wrong):
+        return about("Every validation image is recognised.")
+    chosen = {*_highest(scores.loss, wrong, _ERRORS), *_highest(scores.confidence, wrong, _ERRORS)}
+    samples = _highest(scores.loss, np.array(sorted(chosen)), len(chosen))
+    album.load(samples)
+    text = (
+        f"{len(wrong):,} of {int(scores.is_read().sum()):,} validation images are taken for "
+        f"another class. Shown are the {len(samples)} with the highest loss or the most confident "
+        "guess."
+    )
+    order = switch("order", "Order by", {"loss": "Loss", "confidence": "Confidence"})
+    tiles = []
+    for n in samples:
+        label, guess = (_class_name(run, int(of[n])) for of in (recorded.labels, scores.guess))
+        confidence, loss = float(scores.confidence[n]), float(scores.loss[n])
+        lines = (
+            _line("is ", label),
+            _line("taken for ", guess, class_="wrong"),
+            tag("p", f"{confidence:.0%} sure, loss {loss:.2f}", class_="detail"),
+        )
+        keys = {"data_loss": f"{loss:.4g}", "data_confidence": f"{confidence:.4g}"}
+        tiles.append(_tile(album, n, f"{label}, taken for {guess}", *lines, **keys))
+    return join(about(text), order, tag("ul", *tiles, class_="tiles", id="errors-grid"))
+
+
+def _listed_errors(run: Run, recorded: Recorded, album: Album) -> Html:
+    """The images with the highest loss among those with a wrong or a missing label."""
+    scores: LabelScores = recorded.said
+    losses = np.nan_to_num(scores.losses(recorded.labels), nan=np.inf).astype(np.float32)
+    wrong = np.flatnonzero(((scores.logits.T > 0) != recorded.labels).any(axis=1) & scores.read)
+    if not len(wrong):
+        return about("Every label of the validation images is predicted, and no other.")
+    samples = _highest(losses, wrong, _ERRORS)
+    album.load(samples)
+    text = (
+        f"{len(wrong):,} of {int(scores.read.sum()):,} validation images have a wrong or a missing "
+        f"label. Shown are the {len(samples)} with the highest loss."
+    )
+
+    def names(chosen: NDArray[np.bool_]) -> str:
+        return ", ".join(_class_name(run, n) for n in np.flatnonzero(chosen).tolist()) or "none"
+
+    tiles = []
+    for n in samples:
+        own, guessed = recorded.labels[n], scores.logits[:, n] > 0
+        missed, extra = own & ~guessed, guessed & ~own
+        lines = (
+            _line("has ", names(own)),
+            _line("missed ", names(missed)) if missed.any() else None,
+            _line("wrongly ", names(extra), class_="wrong") if extra.any() else None,
+        )
+        tiles.append(_tile(album, n, f"has {names(own)}", *lines))
+    return join(about(text), tag("ul", *tiles, class_="tiles", id="errors-grid"))
+
+
+def _highest(column: NDArray[np.float32], samples: NDArray[np.int64], count: int) -> list[int]:
     """The samples with the highest values, the highest first."""
     return [int(n) for n in samples[np.argsort(-column[samples], kind="stable")][:count]]
 
 
-def _errors(run: Run, recorded: Recorded, said: Predictions, album: Album) -> Html:
-    wrong = np.flatnonzero(said.is_read() & (said.place > 1) & (said.guess >= 0))
-    if not len(wrong):
-        return about("Every validation image is recognised.")
-    chosen = {*highest(said.loss, wrong, ERRORS), *highest(said.confidence, wrong, ERRORS)}
-    samples = highest(said.loss, np.array(sorted(chosen)), len(chosen))
-    album.load(samples)
-    text = (
-        f"{len(wrong):,} of {int(said.is_read().sum()):,} validation images are taken for another "
-        f"class. Shown are the {len(samples)} with the highest loss or the most confident guess."
-    )
-    order = switch("order", "Order by", {"loss": "Loss", "confidence": "Confidence"})
-    tiles = (_tile(run, recorded, said, sample, album=album) for sample in samples)
-    return join(about(text), order, tag("ul", *tiles, class_="tiles", id="errors-grid"))
+def _tile(album: Album, sample: int, alt: str, *lines: Html | None, **attributes: str) -> Html:
+    """An image with its description, number and file."""
+    picture = _picture(album, sample, alt) or tag("span", "no picture", class_="no-picture")
+    file = f"#{sample} {album.file(sample)}".strip()
+    name = tag("p", file, class_="detail file", title=file)
+    return tag("li", tag("div", picture, class_="picture"), *lines, name, **attributes)
 
 
-def _tile(run: Run, recorded: Recorded, said: Predictions, sample: int, *, album: Album) -> Html:
-    label = class_name(run, int(recorded.labels[sample]))
-    guess = class_name(run, int(said.guess[sample]))
-    confidence, loss = float(said.confidence[sample]), float(said.loss[sample])
-    image = picture(album, sample, f"{label}, taken for {guess}")
-    where = f"#{sample} {album.file(sample)}".strip()
-    return tag(
-        "li",
-        tag("div", image or tag("span", "no picture", class_="no-picture"), class_="picture"),
-        tag("p", tag("span", "is ", class_="detail"), tag("b", label)),
-        tag("p", tag("span", "taken for ", class_="detail"), tag("b", guess, class_="wrong")),
-        tag("p", f"{confidence:.0%} sure, loss {loss:.2f}", class_="detail"),
-        tag("p", where, class_="detail file", title=where),
-        data_loss=f"{loss:.4g}",
-        data_confidence=f"{confidence:.4g}",
-    )
+def _line(what: str, names: str, class_: str | None = None) -> Html:
+    return tag("p", tag("span", what, class_="detail"), tag("b", names, class_=class_))
 
 
-def picture(album: Album, sample: int, alt: str) -> Html | None:
+def _picture(album: Album, sample: int, alt: str) -> Html | None:
     """A loaded thumbnail; None for an unreadable image."""
     uri = album.uri(sample)
     if uri is None:

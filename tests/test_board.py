@@ -3,21 +3,33 @@
 import json
 import math
 import random
+import subprocess
+import sys
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 
-from tests.command_line import Capture, complaint, shown
+from results.board import (
+    BOARD,
+    Record,
+    Seed,
+    add_record,
+    as_markdown,
+    p_value,
+    records_of,
+    standings,
+)
 from trainyard.config import load_recipe, to_toml
-from trainyard.report.board import Record, Seed, as_markdown, p_value, standings
+from trainyard.errors import InputError
 
-RESULTS = Path(__file__).parent.parent / "results"
 TASK = 'title = "Some task"\ntarget = 0.9\nminutes = 1\nrules = "None."\n'
 
 
 def test_the_table_is_that_of_the_records() -> None:
-    assert (RESULTS / "README.md").read_text() == as_markdown(RESULTS)
+    command = [sys.executable, str(BOARD / "board.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (BOARD / "README.md").read_text() == done.stdout
 
 
 def test_p_is_the_share_of_all_ways_to_deal_the_values() -> None:
@@ -80,44 +92,56 @@ def board(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_record_counts_the_start_and_the_time_limit(
-    board: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def add(board: Path, *runs: Path, task: str = "some", name: str = "n") -> Path:
+    return add_record(board, runs, task=task, name=name, hardware="", note="")
+
+
+def test_a_record_counts_the_start_and_the_time_limit(board: Path, tmp_path: Path) -> None:
     runs = [a_run(tmp_path / f"run-{seed}", seed, startup_s=3.5 + seed) for seed in (0, 2)]
-    said = shown(capsys, "results", board, "--add", *runs, "--task", "some", "--name", "n")
-    made = Path(said.removesuffix(": added\n"))
+    made = add(board, *runs)
     assert {path.name for path in made.iterdir()} == {
         *("record.json", "recipe.toml", "seed-0.jsonl", "seed-2.jsonl")
     }
     assert "/x/" not in (made / "record.json").read_text()
     assert [path.name for path in (board / "some").iterdir() if path.name[0] == "."] == []
-    (task,) = json.loads(shown(capsys, "results", board, "--json"))
-    assert task["records"][0]["seeds"] == [
-        {"seed": 0, "to_target": 23.5, "in_time": 0.95, "final": 0.93},
-        {"seed": 2, "to_target": 25.5, "in_time": 0.95, "final": 0.93},
-    ]
-    assert "| 2 CPU cores | 2 | **24 ± 1 s** |" in shown(capsys, "results", board)
+    (record,) = records_of(board / "some")
+    assert record.seeds == (Seed(0, 23.5, 0.95, 0.93), Seed(2, 25.5, 0.95, 0.93))
+    assert "| 2 CPU cores | 2 | **24 ± 1 s** |" in as_markdown(board)
+    with pytest.raises(InputError, match="exists"):
+        add(board, *runs)
 
 
-def test_runs_that_make_no_record(board: Path, tmp_path: Path, capsys: Capture) -> None:
-    def said(*runs: Path, task: str = "some", name: str = "n") -> str:
-        return complaint(capsys, "results", board, "--add", *runs, "--task", task, "--name", name)
+def test_runs_that_make_no_record(board: Path, tmp_path: Path) -> None:
+    def refusal(*runs: Path, task: str = "some", name: str = "n") -> str:
+        with pytest.raises(InputError) as caught:
+            add(board, *runs, task=task, name=name)
+        return str(caught.value)
 
     first = a_run(tmp_path / "first", 0)
-    assert "differs from" in said(first, a_run(tmp_path / "lr", 1, lr="2e-3"))
-    assert "optim.lr: 0.001 -> 0.002" in said(first, tmp_path / "lr")
-    assert "seeds [0, 0]" in said(first, a_run(tmp_path / "again", 0))
-    assert "other cpus than" in said(first, a_run(tmp_path / "cpus", 1, cpus=4))
-    assert "how long its start took" in said(a_run(tmp_path / "mac", 0, startup_s=None))
+    assert "optim.lr: 0.001 -> 0.002" in refusal(first, a_run(tmp_path / "lr", 1, lr="2e-3"))
+    assert "seeds [0, 0]" in refusal(first, a_run(tmp_path / "again", 0))
+    assert "other cpus than" in refusal(first, a_run(tmp_path / "cpus", 1, cpus=4))
+    assert "startup_s" in refusal(a_run(tmp_path / "mac", 0, startup_s=None))
     metrics = a_run(tmp_path / "averages", 0) / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace('"top1"', '"ema_decay": 0.9, "top1"'))
-    assert "a record needs a single model.ema_decay" in said(tmp_path / "averages")
+    assert "a record needs a single model.ema_decay" in refusal(tmp_path / "averages")
     with open(first / "metrics.jsonl", "a") as file:
         file.write('{"kind": "event", "step": 10, "event": "resumed"}\n')
-    assert "was resumed" in said(first)
+    assert "was resumed" in refusal(first)
     (tmp_path / "cpus" / "metrics.jsonl").write_text('{"kind": "val", "step": 9, "top1": 0}\n')
-    assert "is not complete" in said(tmp_path / "cpus")
-    assert "--task none: " in said(first, task="none")
-    assert "--name '../n'" in said(first, name="../n")
-    assert "--note is for a new record" in complaint(capsys, "results", board, "--note", "x")
+    assert "is not complete" in refusal(tmp_path / "cpus")
+    assert "--task none: " in refusal(first, task="none")
+    assert "--name '../n'" in refusal(first, name="../n")
     assert [path.name for path in (board / "some").iterdir()] == ["task.toml"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [(TASK + "x = 1", "'x'"), ("target = 0.9", "'title'"), ("=", "task.toml"), (None, "task.toml")],
+)
+def test_a_task_that_is_wrong(text: str | None, wanted: str, board: Path) -> None:
+    path = board / "some" / "task.toml"
+    path.unlink() if text is None else path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        records_of(board / "some")
+    assert wanted in str(caught.value)

@@ -1,7 +1,8 @@
 """Sections on events, unreadable images, environment and recipes of runs."""
 
 import json
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainyard.compare import PRACTICAL
@@ -10,23 +11,21 @@ from trainyard.printable import duration
 from trainyard.report.markup import Child, Html, about, join, table, tag
 from trainyard.report.runs import Group, Run, counted, differences, number
 
-_ROWS = 200  # most rows of events and of unreadable images
+_ROWS = 200  # of events, and of unreadable images, shared among the runs
 
 
 def events_section(runs: Sequence[Run]) -> Html:
     """The latest events, and the number of skipped updates; heads are in the overview."""
-    rows = [
-        (run.name, *_event(event))
+    rows = {
+        run.name: [_event(event) for event in run.history.events if event.get("event") != "head"]
         for run in runs
-        for event in run.history.events
-        if event.get("event") != "head"
-    ]
+    }
     skipped = sum(number(report, "skipped") or 0 for run in runs for report in run.history.train)
     text = f"{skipped:g} updates skipped because a gradient was not finite." if skipped else ""
-    if not rows:
+    if not any(rows.values()):
         return about(text or "Nothing out of the ordinary.")
-    head = ["Run", "Step", "Time", "Event", "What"]
-    return join(about(text) if text else None, _latest("event", head, rows, runs, class_="events"))
+    head = ["Step", "Time", "Event", "What"]
+    return join(about(text) if text else None, _latest("event", head, rows, class_="events"))
 
 
 def _event(event: dict[str, Any]) -> tuple[Child, ...]:
@@ -46,40 +45,46 @@ def _event(event: dict[str, Any]) -> tuple[Child, ...]:
 def quarantine_section(runs: Sequence[Run]) -> Html:
     """The latest images that could not be read."""
     keys = ("file", "offset", "reason", "split")
-    rows = [
-        (run.name, *(without_secrets(str(bad.get(key, ""))) for key in keys))
+    rows = {
+        run.name: [
+            tuple(without_secrets(str(bad.get(key, ""))) for key in keys) for bad in run.quarantine
+        ]
         for run in runs
-        for bad in run.quarantine
-    ]
-    if not rows:
+    }
+    if not any(rows.values()):
         return about("Every image could be read.")
-    return _latest("image", ["Run", "File", "Offset", "Reason", "Split"], rows, runs)
+    return _latest("image", ["File", "Offset", "Reason", "Split"], rows)
 
 
 def _latest(
     what: str,
     head: list[str],
-    rows: Sequence[Sequence[Child]],
-    runs: Sequence[Run],
+    rows: Mapping[str, Sequence[tuple[Child, ...]]],
     *,
     class_: str | None = None,
 ) -> Html:
-    """A table of the last rows; one run has no column of names."""
-    first = 0 if len(runs) > 1 else 1
-    caption = f"{len(rows):,} {what}{'' if len(rows) == 1 else 's'}"
-    if len(rows) > _ROWS:
-        caption = f"The last {_ROWS} of {caption}"
-    shown = [list(row[first:]) for row in rows[-_ROWS:]]
-    return table(head[first:], shown, caption=caption, class_=class_)
+    """A table of the last rows of each run; a single run has no column of names."""
+    count, share = sum(map(len, rows.values())), max(_ROWS // len(rows), 1)
+    caption = f"{count:,} {what}{'' if count == 1 else 's'}"
+    if any(len(of_run) > share for of_run in rows.values()):
+        each = " of each run" if len(rows) > 1 else ""
+        caption = f"The last {share}{each}, of {caption}"
+    shown: list[list[Child]] = [
+        [*([name] if len(rows) > 1 else []), *row]
+        for name, of_run in rows.items()
+        for row in of_run[-share:]
+    ]
+    head = head if len(rows) == 1 else ["Run", *head]
+    return table(head, shown, caption=caption, class_=class_)
 
 
 def environment_section(runs: Sequence[Run]) -> Html:
     """A table with a column for each run."""
-    found = [_environment(run.environment) for run in runs]
-    keys = list(dict.fromkeys(key for facts in found for key in facts))
+    columns = [_environment(run.environment) for run in runs]
+    keys = list(dict.fromkeys(key for column in columns for key in column))
     if not keys:
         return about("There is no environment.json in the run directory.")
-    rows: list[list[Child]] = [[key, *(facts.get(key, "") for facts in found)] for key in keys]
+    rows: list[list[Child]] = [[key, *(column.get(key, "") for column in columns)] for key in keys]
     head = ["", *(run.name for run in runs)] if len(runs) > 1 else ["", "Value"]
     return table(head, rows, caption="Environment of the first rank", class_="facts")
 
@@ -96,7 +101,7 @@ def _environment(tree: dict[str, Any]) -> dict[str, str]:
         "Commit": f"{str(git.get('commit'))[:12]}{', altered' if git.get('altered') else ''}"
         if git
         else None,
-        "Command": without_secrets(" ".join(map(str, tree.get("command") or []))),
+        "Command": without_secrets(shlex.join(map(str, tree.get("command") or []))),
         **{
             f"Fingerprint of {split}": str(fingerprint)[:16]
             for split, fingerprint in (tree.get("fingerprints") or {}).items()
