@@ -40,7 +40,7 @@ from benchmarks.loaders.tables import (
 from benchmarks.loaders.variants import make_source, make_variant, read_all, size_of
 from benchmarks.loaders.yardstick.build import build_turbo, build_yardstick
 from benchmarks.saving import RESULTS, listed, save
-from trainyard.commands.printing import print_table
+from trainyard.cli.printing import print_table
 
 _LIMIT_S = 120  # of one measurement
 _FIGURES = ("first_batch_s", "import_s", "anonymous_mb", "torch_mb", "mapped_mb")

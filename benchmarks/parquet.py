@@ -30,7 +30,7 @@ from benchmarks.loaders.tables import Table, with_spread
 from benchmarks.loaders.variants import read_all, size_of, write_by_peer
 from benchmarks.saving import listed as listed_facts
 from benchmarks.saving import save
-from trainyard.commands.printing import print_table
+from trainyard.cli.printing import print_table
 from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.webdataset import write
 

@@ -38,7 +38,7 @@ from benchmarks.loaders.tables import Table, with_spread
 from benchmarks.loaders.variants import write_by_peer
 from benchmarks.network import Host, Link, Network, network
 from benchmarks.saving import listed, save
-from trainyard.commands.printing import print_table
+from trainyard.cli.printing import print_table
 from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.webdataset import write
 from trainyard.data.index.build import build_index

@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.command_line import Capture, complaint, run, shown
 from tests.images import jpeg
-from trainyard.commands.bench import advice
+from trainyard.cli.bench import advice
 from trainyard.data._native import core
 
 BRIEF = ("--seconds", "0.2", "--size", "32", "--batch", "8", "--threads", "1")

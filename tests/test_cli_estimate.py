@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Capture, complaint, run, shown
-from trainyard.commands.estimate import _IMAGES_PER_CORE
+from trainyard.cli.estimate import _IMAGES_PER_CORE
 
 DIGITS = ("estimate", "digits", "--device", "t4", "--gpus", "8,16", "--samples", "1433")
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.command_line import Capture, newest, shown
 from tests.full_disk import full_disk
-from trainyard.commands.evaluate import write_predictions
+from trainyard.cli.evaluate import write_predictions
 from trainyard.errors import InputError
 from trainyard.files import sha256
 

@@ -62,7 +62,6 @@ from tests.training.test_checkpoint import flip_a_bit, truncate
         ("train photos", ["data.train is not set: pass --data LOCATION"]),
         ("train photos --data.train no/x --data.val no/y", ["no/x: no such file"]),
         ("train finetune --model.checkpoint ''", ['model.checkpoint = "": write none']),
-        ("results tests", ["tests: no board of results", "`trainyard report RUN RUN`"]),
         ("evaluate tests", ["if it is data: trainyard evaluate RUN --data tests"]),
         ("", ["COMMAND", "see trainyard --help"]),
         ("trian debug", ["COMMAND cannot be 'trian'; did you mean 'train'?"]),

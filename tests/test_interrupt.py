@@ -31,7 +31,7 @@ def ended(program: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("module", ["trainyard.streams", "argparse", "trainyard.commands.train"])
+@pytest.mark.parametrize("module", ["trainyard.streams", "argparse", "trainyard.cli.train"])
 def test_while_modules_are_imported(module: str) -> None:
     assert ended(DURING_AN_IMPORT.format(module=module)) == (130, "trainyard: interrupted\n")
 

@@ -34,7 +34,7 @@ LEVELS = [
     {"classifier"},
     {"api"},
     {"doctor", "estimate", "export", "launch", "report"},
-    {"commands", "command_line", "__main__"},
+    {"cli", "command_line", "__main__"},
 ]
 SIBLINGS = {
     ("world", "errors"),
@@ -49,7 +49,7 @@ SIBLINGS = {
     ("hardware", "errors"),
     ("hardware", "hints"),
     ("__main__", "command_line"),
-    ("command_line", "commands"),
+    ("command_line", "cli"),
     ("doctor", "estimate"),  # the size of a checkpoint
 }
 # The loop and the step know protocols only: run/ builds what they use, and hands it in.

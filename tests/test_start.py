@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from tests.command_line import Capture, run
-from trainyard.commands import train
-from trainyard.commands.loading import loading
+from trainyard.cli import train
+from trainyard.cli.options import loading
 
 
 @pytest.mark.parametrize(("options", "line"), [((), "loading torch"), (("--quiet",), "")])

@@ -14,7 +14,7 @@ SLOW = {
         "tests/launch/test_slurm_text.py::test_text",
         "tests/launch/test_kubernetes.py::test_failures_are_counted",
         "tests/launch/test_torchrun.py",
-        "tests/commands/test_voices.py::test_every_rank_says_its_lines",
+        "tests/cli/test_voices.py::test_every_rank_says_its_lines",
         "tests/doctor/test_alone.py",
         "tests/doctor/test_ranks.py",
     ),

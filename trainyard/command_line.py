@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainyard.commands import (
+from trainyard.cli import (
     bench,
     data,
     doctor,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import SHORT, Capture, complaint, run, shown
-from trainyard.commands.train import OUTPUT_MODES
+from trainyard.cli.train import OUTPUT_MODES
 
 HOST = platform.node()
 THERE = ("--data", "/only/there")

@@ -5,7 +5,7 @@ import os
 import shlex
 import sys
 
-from trainyard.commands.launching import add_job_options, add_restarts, job_of, num_devices
+from trainyard.cli.launch.common import add_job_options, add_restarts, job_of, num_devices
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.printable import print_line
 

@@ -8,9 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainyard.commands.loading import loading
-from trainyard.commands.options import number, positive
-from trainyard.commands.printing import print_table, print_text, size
+from trainyard.cli.options import loading, number, positive
+from trainyard.cli.printing import print_table, print_text, size
 from trainyard.errors import InputError
 from trainyard.files import check_run
 from trainyard.printable import in_millions
@@ -56,6 +55,7 @@ def estimate(options: argparse.Namespace) -> int:
     from trainyard.config import load_recipe
     from trainyard.hardware import named_accelerator
 
+    config = load_recipe(options.recipe, options.overrides)
     if options.run is not None:
         check_run(Path(options.run))
     elif options.device is None:
@@ -64,7 +64,6 @@ def estimate(options: argparse.Namespace) -> int:
             "the directory of a run of the same model"
         )
     device = None if options.device is None else named_accelerator(options.device)
-    config = load_recipe(options.recipe, options.overrides)
     with loading():
         from trainyard.estimate.estimate import build_workload, estimate_run
 

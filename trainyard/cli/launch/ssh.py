@@ -6,13 +6,13 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainyard.commands.launching import (
+from trainyard.cli.launch.common import (
     add_job_options,
     add_restarts,
     add_wait,
     job_of,
 )
-from trainyard.commands.options import positive
+from trainyard.cli.options import positive
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.printable import print_line
 

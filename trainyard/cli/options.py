@@ -1,9 +1,13 @@
-"""Options that commands share: numbers, and the run or checkpoint to take."""
+"""What commands share: numbers, the run or checkpoint to take, and how torch is loaded."""
 
 import argparse
+import atexit
+import gc
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from trainyard.data.storage.source import is_remote
@@ -107,3 +111,23 @@ def check_overrides(keys: Iterable[str], what: str) -> None:
     from trainyard.compare import check_keys
 
     check_keys(keys, SECTIONS, what)
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """A block that imports torch, without searches for garbage among what stays anyway.
+
+    The collector would visit the objects of modules again and again, and once more in each full
+    collection of a run. They are handed back to it at the end: extensions such as nanobind's report
+    what is left of them then.
+    """
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+        atexit.register(gc.unfreeze)
+    finally:
+        gc.enable()

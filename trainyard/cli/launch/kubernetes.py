@@ -6,15 +6,15 @@ import subprocess
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from trainyard.commands.launch_agent import add_grace
-from trainyard.commands.launching import (
+from trainyard.cli.launch.agent import add_grace
+from trainyard.cli.launch.common import (
     add_job_options,
     add_restarts,
     check_writable,
     job_of,
 )
-from trainyard.commands.options import positive, whole
-from trainyard.commands.train import run_folder
+from trainyard.cli.options import positive, whole
+from trainyard.cli.train import run_folder
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import InputError
 

@@ -5,9 +5,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.commands.loading import loading
-from trainyard.commands.options import SECTIONS, add_checkpoint, check_overrides, check_target
-from trainyard.commands.printing import print_text, size
+from trainyard.cli.options import SECTIONS, add_checkpoint, check_overrides, check_target, loading
+from trainyard.cli.printing import print_text, size
 from trainyard.errors import InputError
 
 if TYPE_CHECKING:

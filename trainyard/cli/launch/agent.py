@@ -21,14 +21,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from trainyard.commands.launching import (
+from trainyard.cli.launch.common import (
     add_job_options,
     add_restarts,
     add_wait,
     job_of,
     num_devices,
 )
-from trainyard.commands.options import positive
+from trainyard.cli.options import positive
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.errors import InputError, TrainyardError
 from trainyard.launch.exit_codes import GRACE_S, LEFT

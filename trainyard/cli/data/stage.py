@@ -4,9 +4,9 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from trainyard.commands.data_index import add_location
-from trainyard.commands.data_show import open_splits
-from trainyard.commands.printing import size
+from trainyard.cli.data.index import add_location
+from trainyard.cli.data.show import open_splits
+from trainyard.cli.printing import size
 from trainyard.errors import DataError
 from trainyard.printable import printable
 

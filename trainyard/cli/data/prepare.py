@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.commands.printing import print_table
+from trainyard.cli.printing import print_table
 from trainyard.errors import InputError
 from trainyard.world import usable_cores
 
@@ -146,7 +146,7 @@ def _arguments(options: argparse.Namespace) -> "tuple[Path, Preparation]":
 
 
 def _print_packed(options: argparse.Namespace, manifest: "Manifest") -> None:
-    from trainyard.commands.packed import print_packed
+    from trainyard.cli.data.packed import print_packed
 
     print_packed(Path(options.destination), manifest, as_json=options.json)
 

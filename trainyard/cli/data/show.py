@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainyard.commands.data_index import add_location
-from trainyard.commands.printing import print_table, size
+from trainyard.cli.data.index import add_location
+from trainyard.cli.printing import print_table, size
 from trainyard.errors import InputError
 from trainyard.hints import did_you_mean
 

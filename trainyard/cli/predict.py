@@ -8,15 +8,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from trainyard.commands.loading import loading
-from trainyard.commands.options import (
+from trainyard.cli.options import (
     SECTIONS,
     add_checkpoint,
     check_overrides,
     check_target,
+    loading,
     positive,
 )
-from trainyard.commands.printing import result_console, write_csv
+from trainyard.cli.printing import result_console, write_csv
 from trainyard.errors import InputError
 from trainyard.printable import print_line, printable
 

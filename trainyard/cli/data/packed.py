@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.commands.printing import size
+from trainyard.cli.printing import size
 from trainyard.printable import printable
 
 if TYPE_CHECKING:

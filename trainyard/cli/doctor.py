@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.commands.loading import loading
-from trainyard.commands.train import config_of, run_folder
+from trainyard.cli.options import loading
+from trainyard.cli.train import config_of, run_folder
 from trainyard.distributed import discover
 from trainyard.errors import InputError
 from trainyard.parent import end_with_launcher
@@ -75,7 +75,7 @@ def _config(options: argparse.Namespace) -> "RunConfig":
 def _print(findings: "Findings") -> None:
     from rich.text import Text
 
-    from trainyard.commands.printing import print_table, print_text
+    from trainyard.cli.printing import print_table, print_text
 
     rows: list[list[str | Text]] = [
         [

@@ -4,9 +4,9 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from trainyard.commands.data_index import add_location
-from trainyard.commands.options import whole
-from trainyard.commands.printing import print_table
+from trainyard.cli.data.index import add_location
+from trainyard.cli.options import whole
+from trainyard.cli.printing import print_table
 from trainyard.errors import InputError
 from trainyard.printable import printable
 from trainyard.world import usable_cores

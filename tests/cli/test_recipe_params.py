@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trainyard.commands.recipe_params import group_rows, parameter_rows
+from trainyard.cli.recipes import group_rows, parameter_rows
 from trainyard.config import RunConfig, load_recipe
 from trainyard.errors import RecipeError
 from trainyard.optim.optimizers import build_optimizer

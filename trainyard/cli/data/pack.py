@@ -90,8 +90,8 @@ def data_pack(options: argparse.Namespace) -> int:
     """Run `trainyard data pack`. Returns the exit code."""
     from rich.console import Console
 
-    from trainyard.commands.data_show import open_splits
-    from trainyard.commands.packed import print_packed
+    from trainyard.cli.data.packed import print_packed
+    from trainyard.cli.data.show import open_splits
     from trainyard.datasets.pack.class_subset import choose_classes
     from trainyard.datasets.pack.pack import num_samples, only_classes, pack, pack_part, shuffled
     from trainyard.monitor.progress import counter

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainyard.children import users_environment
-from trainyard.commands.launching import (
+from trainyard.cli.launch.common import (
     add_job_options,
     add_restarts,
     check_writable,
     job_of,
 )
-from trainyard.commands.options import positive, whole
+from trainyard.cli.options import positive, whole
 from trainyard.errors import InputError, TrainyardError
 from trainyard.files import write_text, writing
 from trainyard.launch.job import Job

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainyard.api import EVALUATED, check_evaluated, evaluation_recipe
-from trainyard.commands.loading import loading
-from trainyard.commands.options import add_ema, check_target, positive
-from trainyard.commands.printing import print_text, result_console, write_csv
+from trainyard.cli.options import add_ema, check_target, loading, positive
+from trainyard.cli.printing import print_text, result_console, write_csv
 from trainyard.distributed import discover
 from trainyard.errors import InputError
 from trainyard.files import finite

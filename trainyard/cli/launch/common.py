@@ -2,9 +2,8 @@
 
 import argparse
 
-from trainyard.commands.loading import loading
-from trainyard.commands.options import positive, whole
-from trainyard.commands.train import (
+from trainyard.cli.options import loading, positive, whole
+from trainyard.cli.train import (
     OUTPUT_MODES,
     add_training_options,
     check_recipe,

@@ -5,8 +5,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainyard.commands.launching import add_job_options, add_restarts, job_of
-from trainyard.commands.options import positive
+from trainyard.cli.launch.common import add_job_options, add_restarts, job_of
+from trainyard.cli.options import positive
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.errors import InputError
 

@@ -6,7 +6,7 @@ import shlex
 import shutil
 from typing import TYPE_CHECKING
 
-from trainyard.commands.launching import (
+from trainyard.cli.launch.common import (
     add_job_options,
     job_of,
     num_devices,

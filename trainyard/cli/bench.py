@@ -59,7 +59,7 @@ def bench_loader(options: argparse.Namespace) -> int:
 
 def _index_of(location: str) -> "tuple[str, Index]":
     """The training split, if there is one, else the first; with its index."""
-    from trainyard.commands.data_show import open_splits
+    from trainyard.cli.data.show import open_splits
 
     indices = open_splits(location)
     split = "train" if "train" in indices else next(iter(indices))
@@ -146,7 +146,7 @@ def advice(found: dict[str, Any]) -> str:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from trainyard.commands.printing import print_table, print_text, size
+    from trainyard.cli.printing import print_table, print_text, size
 
     threads = found["threads"]
     per_core = min(threads, found["cores"])
