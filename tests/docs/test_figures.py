@@ -37,7 +37,7 @@ def test_every_picture_is_on_a_page_and_drawn_by_a_program() -> None:
     programs = "".join(path.read_text() for path in (DOCS / "images").glob("*.py"))
     text = "".join(path.read_text() for path in [*DOCS.rglob("*.md"), ROOT / "README.md"])
     pictures = [p for p in (DOCS / "images").iterdir() if p.suffix in (".png", ".svg")]
-    assert len(pictures) == 4
+    assert pictures
     for picture in pictures:
         assert f"images/{picture.name}" in text
         assert picture.name in programs
