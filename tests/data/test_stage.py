@@ -409,7 +409,7 @@ def test_two_data_sets_fill_a_folder_to_the_cap(tmp_path: Path) -> None:
     assert [reader.read(n) for n in range(64)] == [Reader(second).read(n) for n in range(64)]
 
 
-@pytest.mark.parametrize(("size", "reserve"), [(10, 1), (100, 5), (30_000, 50)])  # GB
+@pytest.mark.parametrize(("size", "reserve"), [(10, 1), (300, 3), (30_000, 50)])  # GB
 def test_a_disk_that_is_full_for_others_too(
     tmp_path: Path, monkeypatch: Patch, size: int, reserve: int
 ) -> None:

@@ -243,9 +243,9 @@ def test_nothing_is_left_of_a_launcher_that_is_told_to_end(
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("--folder", "/no/such"), 2, "b | "),
-        (("--python", "/no/python"), 127, "b | "),
-        (("--gpus", 9), 2, "b | trainyard: this host has 0 GPUs, not 9"),
+        (("--folder", "/no/such"), 2, "| bash: line 1: cd: /no/such"),
+        (("--python", "/no/python"), 127, "/no/python: No such file or directory"),
+        (("--gpus", 9), 2, "| trainyard: this host has 0 GPUs, not 9"),
         (("--master-addr", "192.0.2.1"), 2, "a | trainyard: cannot listen at 192.0.2.1"),
         (("--master-addr", "127.0.0.1"), 2, "b | trainyard: this host does not reach the first"),
         (("--hosts", "a,me@nowhere"), 2, "host nowhere: ssh has failed: ssh: Could not resolve"),

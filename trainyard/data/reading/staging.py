@@ -208,10 +208,14 @@ class StagedShards:
                     raise _Damaged
 
     def _check_room(self, name: str, size: int) -> None:
-        """_NoRoom if a copy exceeds the cap, or leaves less than a twentieth of the disk free."""
+        """_NoRoom if a copy exceeds the cap, or leaves less than a hundredth of the disk free."""
         disk = shutil.disk_usage(self.folder)
-        if size + min(max(10**9, disk.total // 20), 50 * 10**9) > disk.free:
-            raise _NoRoom(f"no room for {name}: the disk has {in_words(disk.free)} free")
+        kept_free = min(max(10**9, disk.total // 100), 50 * 10**9)
+        if size + kept_free > disk.free:
+            raise _NoRoom(
+                f"no room for {name}: the disk has {in_words(disk.free)} free, and "
+                f"{in_words(kept_free)} are kept free"
+            )
         with os.scandir(self.folder) as entries:
             used = sum(entry.stat().st_size for entry in entries)
         if self._cap is not None and used + size > self._cap:
