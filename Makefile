@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PINS := --constraint requirements.lock --constraint requirements-dev.lock
 
-.PHONY: setup demo test test-all twins check docs bench gpu gpu-wheels clean \
+.PHONY: setup demo test test-all test-night twins check docs bench gpu gpu-wheels clean \
 	wheel wheel-aarch64 test-aarch64 test-wheels
 
 setup: .venv/.ready
@@ -39,11 +39,18 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --durations 10
 
 # The quick tier, for every change: style, types and every contract, most of it in one process.
 test: check
-	$(PYTEST) -m "not slow" --maxfail 10 --junit-xml build/tests/quick.xml
+	$(PYTEST) -m "not slow and not night" --maxfail 10 --junit-xml build/tests/quick.xml
 
-# Everything, as CI runs it: the quick tier, then services, faults, fuzzing, browser, notebooks.
+# As CI runs them: the quick tier, then services, faults, browser, notebooks.
 test-all: test
 	$(PYTEST) -m slow --dist loadfile --no-loadscope-reorder --junit-xml build/tests/slow.xml
+
+# What takes long and rarely finds anything, and more trials: before a release, and after work on
+# launchers, averagers, the watchdog, checkpoints or the C core. An hour.
+test-night: .venv/.dev
+	$(PYTEST) -m night --dist loadfile --no-loadscope-reorder --junit-xml build/tests/night.xml
+	TRIAL_KILLS=30 TRIAL_RANK_KILLS=10 TRIAL_FLIPS=80 TRIAL_SIGNALS=60 TRIAL_FUZZ=200000 \
+		$(PYTEST) tests/trials --timeout 0 -s
 
 # This code beside the second edition, to the last bit: tests/twins. ROWS is parts of rows' names.
 twins: .venv/.dev

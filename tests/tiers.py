@@ -1,7 +1,8 @@
-"""The tests that `make test` leaves to `make test-all`, by contract.
+"""The tests that `make test` leaves to `make test-all`, by contract, and that leaves to the night.
 
 An entry is a folder, a file, a test, or the beginning of a parametrised test's name. Each kind of
-process that tests start has a smoke test in the quick tier: SMOKES are exceptions from SLOW.
+process that tests start has a smoke test in the quick tier: SMOKES are exceptions from SLOW. Of
+what takes long, a case of each kind is in the slow tier, and NIGHT has the others.
 """
 
 SLOW = {
@@ -143,10 +144,49 @@ SMOKES = (
     "tests/training/test_resume.py::test_stopped_by_a_signal[in an epoch]",
 )
 
+NIGHT = (
+    "tests/averaging/test_runs.py::test_a_run_that_was_cut_off[gossip-in mid-period]",
+    "tests/averaging/test_virtual_ranks.py::test_runs[ConvNeXt",
+    "tests/averaging/test_virtual_ranks.py::test_runs[ViT",
+    "tests/averaging/test_virtual_ranks.py::test_runs[batch norm",
+    "tests/data/test_stage.py::test_two_processes_fetch_once",
+    "tests/distributed/test_hang.py::test_a_rank_that_hangs_completes_its_checkpoint[2]",
+    "tests/distributed/test_hang.py::test_a_save_has_a_limit_of_its_own",
+    "tests/distributed/test_hang.py::test_a_slow_rank_is_not_accused",
+    "tests/distributed/test_hang.py::test_a_slow_save_is_no_hang",
+    "tests/distributed/test_hang.py::test_a_suspended_run_goes_on",
+    "tests/estimate/test_published.py",
+    "tests/fuzz",
+    "tests/launch/test_kubernetes.py::test_a_pod_that_was_moved_goes_on",
+    "tests/launch/test_local.py::test_ctrl_z_stops_the_ranks_too",
+    "tests/monitor/trackers/test_mlflow.py::test_a_killed_run_goes_on",
+    "tests/services/test_mpi.py::test_a_night_with_mpi",
+    "tests/services/test_notebooks.py",
+    "tests/services/test_ray.py::test_a_death_ends_the_run_without_restarts",
+    "tests/services/test_ray.py::test_a_node_that_is_drained",
+    "tests/services/test_ray.py::test_a_rank_that_is_killed_starts_again[2-130]",
+    "tests/services/test_ray.py::test_the_run_goes_on",
+    "tests/services/test_slurm.py::test_a_lost_node_is_no_failure",
+    "tests/services/test_slurm.py::test_same_losses_as_local[4]",
+    "tests/services/test_slurm.py::test_seeds",
+    "tests/services/test_ssh.py::test_a_host_that_goes_down_is_no_failure",
+    "tests/services/test_ssh.py::test_a_run_goes_on",
+    "tests/test_reference.py::test_equals_a_run_to_the_last_bit[accumulated-adam]",
+    "tests/test_reference.py::test_equals_a_run_to_the_last_bit[gossip-on-four-ranks]",
+    "tests/training/test_compile.py::test_a_compiled_family_trains_as_it_does_eager[test_convnext",
+    "tests/training/test_compile.py::test_a_compiled_family_trains_as_it_does_eager[test_resnet",
+    "tests/trials/test_signals.py",
+)
+
 
 def is_slow(test: str) -> bool:
     """Whether a test, by its node's name, is left to `make test-all`."""
     return any(map(test.startswith, _ALL)) and not any(map(test.startswith, SMOKES))
+
+
+def is_of_the_night(test: str) -> bool:
+    """Whether a slow test, by its node's name, is left to `make test-night`."""
+    return any(map(test.startswith, NIGHT))
 
 
 _ALL = tuple(entry for entries in SLOW.values() for entry in entries)
