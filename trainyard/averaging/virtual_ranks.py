@@ -203,9 +203,9 @@ class _Sent(NamedTuple):
     """A buffer, of which each rank's piece is under way."""
 
     buffer: Tensor
-    arriving: Tensor  # [ranks x piece]: pieces of this rank, then the sums of all pieces
+    pieces: Tensor  # [ranks x piece]: the buffer or, if its length is uneven, a longer copy
+    kept: Tensor  # until the work is done: bytes for a piece of every rank; then their sum
     work: Any
-    leaving: Tensor  # kept until the work is done
 
 
 class _Exchange:
@@ -217,12 +217,13 @@ class _Exchange:
     """
 
     def __init__(self, world: World, device: torch.device) -> None:
-        self._size = world.size
+        self._size, self._device = world.size, device
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._scattered: list[_Sent] = []
         self._gathered: list[_Sent] = []
+        self._spare: list[Tensor] = []  # fresh memory costs as much as the sums
 
     @contextmanager
     def stream(self) -> Iterator[None]:
@@ -236,21 +237,29 @@ class _Exchange:
 
     @torch.no_grad()
     def start(self, buffer: Tensor) -> None:
-        pieces = F.pad(buffer, (0, -len(buffer) % self._size))
-        arriving = torch.empty_like(pieces)
-        work = dist.all_to_all_single(arriving, pieces, async_op=True)
-        self._scattered.append(_Sent(buffer, arriving, work, pieces))
+        rest = -len(buffer) % self._size
+        pieces = F.pad(buffer, (0, rest)) if rest else buffer
+        memory = self._memory(pieces.nbytes)
+        work = dist.all_to_all_single(_as(pieces, memory), pieces, async_op=True)
+        self._scattered.append(_Sent(buffer, pieces, memory, work))
         if len(self._scattered) > 1:
             self._gather_next()
 
+    def _memory(self, size: int) -> Tensor:
+        """Bytes that no exchange uses, at least `size`."""
+        spare = self._spare.pop() if self._spare else None
+        if spare is not None and len(spare) >= size:
+            return spare
+        return torch.empty(size, dtype=torch.uint8, device=self._device)
+
     @torch.no_grad()
     def _gather_next(self) -> None:
-        buffer, arriving, work, _ = self._scattered.pop(0)
+        buffer, pieces, memory, work = self._scattered.pop(0)
         work.wait()
-        piece = tree_sum(arriving.view(self._size, -1))
-        whole = torch.empty_like(arriving)
-        work = dist.all_gather_into_tensor(whole, piece, async_op=True)
-        self._gathered.append(_Sent(buffer, whole, work, piece))
+        piece = tree_sum(_as(pieces, memory).view(self._size, -1))
+        self._spare.append(memory)
+        work = dist.all_gather_into_tensor(pieces, piece, async_op=True)
+        self._gathered.append(_Sent(buffer, pieces, piece, work))
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -258,9 +267,15 @@ class _Exchange:
         with self.stream():
             while self._scattered:
                 self._gather_next()
-            for buffer, whole, work, _ in self._gathered:
+            for buffer, pieces, _, work in self._gathered:
                 work.wait()
-                buffer.copy_(whole[: len(buffer)])
+                if pieces is not buffer:
+                    buffer.copy_(pieces[: len(buffer)])
             self._gathered.clear()
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+
+def _as(like: Tensor, memory: Tensor) -> Tensor:
+    """Bytes as a tensor of the size and dtype of another."""
+    return memory[: like.nbytes].view(like.dtype)
