@@ -153,7 +153,7 @@ def minor_values(report: Report) -> Iterator[Value]:
     if report.get("bad"):
         yield f"{report['bad']:,} bad", "yellow"
     if report.get("skipped"):
-        yield f"{report['skipped']:g} updates skipped", "yellow"
+        yield f"{report['skipped']:g} update{'s' * (report['skipped'] != 1)} skipped", "yellow"
     yield f"lr {report['lr']:.2e}", ""
     if report.get("data_wait") is not None:
         is_much = report["data_wait"] > _MUCH

@@ -21,7 +21,8 @@ def events_section(runs: Sequence[Run]) -> Html:
         for run in runs
     }
     skipped = sum(number(report, "skipped") or 0 for run in runs for report in run.history.train)
-    text = f"{skipped:g} updates skipped because a gradient was not finite." if skipped else ""
+    updates = "update was" if skipped == 1 else "updates were"
+    text = f"{skipped:g} {updates} skipped: a gradient was not finite." if skipped else ""
     if not any(rows.values()):
         return about(text or "Nothing out of the ordinary.")
     head = ["Step", "Time", "Event", "What"]

@@ -126,6 +126,8 @@ def _batch(course: Course, world: World) -> str:
 def _length(config: RunConfig, course: Course) -> str:
     warmup = math.ceil(course.at(config.schedule.warmup))
     rise = f", the first {warmup:,} of them warm-up" if warmup else ""
+    if warmup >= course.num_steps:
+        rise = f", all of a warm-up of {_count(warmup, 'step')}"
     epochs = epochs_in_all(course.epoch(course.num_steps))
     return f"{_count(course.num_steps, 'step')}, {epochs} epochs{rise}"
 
