@@ -179,7 +179,7 @@ class Classifier:
         how, exif = data.interpolation, data.exif
         bad = decode_batch(contents, crop, pixels_BHWC, how, decoder=decoder, exif=exif)
         for number, reason in sorted(bad.items()):
-            raise DataError(f"{_named(images[number], number)}: {reason}")
+            raise DataError("command.failed", named=_named(images[number], number), reason=reason)
         return self._normalise(torch.from_numpy(pixels_BHWC).to(self.device).permute(0, 3, 1, 2))
 
     def predict_index(
@@ -267,7 +267,7 @@ def _listed(images: Picture | Iterable[Picture]) -> list[Picture]:
     try:
         return list(images)
     except TypeError:
-        raise DataError(f"{_KINDS}, or several: not a {type(images).__name__}") from None
+        raise DataError("command.several", kinds=_KINDS, name=type(images).__name__) from None
 
 
 def _content(image: Picture, number: int, data: DataConfig) -> bytes:
@@ -285,17 +285,17 @@ def _content(image: Picture, number: int, data: DataConfig) -> bytes:
             picture = upright(image if image.mode == "L" else as_rgb(image), turn)
             picture.save(file, "PNG", compress_level=0, exif=b"")
         except BadImageError as error:
-            raise DataError(f"{_named(image, number)}: {error}") from None
+            raise DataError("command.failed-2", named=_named(image, number), error=error) from None
         return file.getvalue()
     if not isinstance(image, str | os.PathLike):
-        raise DataError(f"image {number + 1}: {_KINDS}, not a {type(image).__name__}")
+        raise DataError("command.image", number=number + 1, kinds=_KINDS, name=type(image).__name__)
     try:
         if isinstance(image, str) and "://" in image:
             return fetch_image(image)
         return Path(image).read_bytes()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise DataError(f"{_named(image, number)}: {reason}") from None
+        raise DataError("command.failed", named=_named(image, number), reason=reason) from None
 
 
 def _of_array(pixels: NDArray[np.uint8], number: int, channels: int) -> Image.Image | bytes:
@@ -304,8 +304,11 @@ def _of_array(pixels: NDArray[np.uint8], number: int, channels: int) -> Image.Im
     depth = (*shape, 1)[2] if pixels.ndim in (2, 3) else None
     if pixels.dtype != np.uint8 or 0 in shape or depth not in kinds:
         raise DataError(
-            f"image {number + 1}: an array of {pixels.dtype}{list(shape)}: give "
-            f"uint8[height, width, {channels}]"
+            "command.image-array-uint8-height",
+            number=number + 1,
+            dtype=pixels.dtype,
+            shape=list(shape),
+            channels=channels,
         )
     if kinds == (channels,):
         return array_file(pixels)

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise _unknown_argument(unknown[0], given, options)
         if overrides and not options.takes_overrides:
             raise InputError(
-                f"{options.command} takes no recipe keys such as {next(iter(overrides))}"
+                "command.takes-no-recipe-keys", command=options.command, first=next(iter(overrides))
             )
         options.overrides = overrides
         _print_startup_line(options)
@@ -100,7 +100,7 @@ def _check_working_directory() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:  # torch's libraries blame themselves
-        raise InputError("the working directory was removed: cd to another one") from None
+        raise InputError("command.working-directory-removed-cd") from None
 
 
 def _print_startup_line(options: argparse.Namespace) -> None:
@@ -127,11 +127,13 @@ def _path_error(error: Exception) -> TrainyardError | None:
     path = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else None
     full = disk_error(error, path or Path())
     if full is not None and path is None:
-        return TrainyardError(f"{os.strerror(full.errno or 0)}: {full.advice}")
+        return TrainyardError(
+            "command.failed-5", strerror=os.strerror(full.errno or 0), advice=full.advice
+        )
     if path is not None and isinstance(error, OSError) and error.errno in _NO_PATH:
-        return InputError(f"{path}: {error.strerror}")
+        return InputError("command.failed-6", path=path, strerror=error.strerror)
     if path is not None and isinstance(error, _PATH_ERRORS):
-        return TrainyardError(f"{path}: {error.strerror}")
+        return TrainyardError("command.failed-6", path=path, strerror=error.strerror)
     return full
 
 
@@ -140,7 +142,7 @@ def _limit_error(error: Exception) -> TrainyardError | None:
     if isinstance(error, OSError | ImportError | RuntimeError):
         for text, advice in _LIMITS.items():
             if text in str(error):
-                return TrainyardError(f"{error}: {advice}")
+                return TrainyardError("command.failed-7", error=error, advice=advice)
     return None
 
 
@@ -165,7 +167,7 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         elif queue:
             overrides[match[1]] = queue.pop(0)
         else:
-            raise InputError(f"{word} needs a value")
+            raise InputError("command.needs-value", word=word)
     return rest, overrides
 
 
@@ -191,7 +193,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith("the following") and "RECIPE" in message:
             message += ", such as photos or finetune"
-        raise InputError(f"{message}; see {self.prog} --help")
+        raise InputError("command.see-help", message=message, prog=self.prog)
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is not None and value not in action.choices:
@@ -210,7 +212,8 @@ class _Parser(argparse.ArgumentParser):
         hint = as_question([repr(dotted[name]) for name in closest(value, dotted)])
         what = action.option_strings[0] if action.option_strings else action.metavar
         return InputError(
-            f"{what} cannot be {value!r}" + (hint or f"; choose from {', '.join(choices)}")
+            "command.text",
+            text=f"{what} cannot be {value!r}" + (hint or f"; choose from {', '.join(choices)}"),
         )
 
 
@@ -229,7 +232,7 @@ def _unknown_argument(word: str, given: Sequence[str], options: argparse.Namespa
     value = None if following.startswith("--") else following
     hint = hint_at_argument(word, value, known=[*own, *keys], command=options.command)
     help_text = f"; see {options.parser.prog} --help"
-    return InputError(f"unknown argument {word!r}{hint or help_text}")
+    return InputError("command.unknown-argument", word=word, hint=hint or help_text)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -51,8 +51,13 @@ def check_keys(keys: Iterable[str], sections: Sequence[str], what: str) -> None:
     for key in keys:
         section = key.partition(".")[0]
         if section in sections and key not in known:
-            raise RecipeError(explain_unknown_key(key, known))
+            raise RecipeError(
+                "command.explain-unknown-key", explain_unknown_key=explain_unknown_key(key, known)
+            )
         if section not in sections:
             raise RecipeError(
-                f"{key} changes nothing about {what}; keys of {', '.join(sections)} may"
+                "command.changes-nothing-about-keys",
+                key=key,
+                what=what,
+                sections=", ".join(sections),
             )

@@ -129,7 +129,7 @@ def load_recipe(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunC
         )
         if is_overridden or recipe in builtin_recipes():
             raise
-        raise RecipeError(f"{path}: {error}") from None
+        raise RecipeError("recipe.failed", path=path, error=error) from None
 
 
 def override(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
@@ -156,9 +156,10 @@ def on_data(
     found = merged_splits(locations, may_share=may_share)
     if found["val"] is not None and "data.val_share" in overrides:
         raise RecipeError(
-            f"data.val_share = {config.data.val_share}: is for data without validation images, and "
-            f"{' and '.join(locations)} has {found['val']}: leave it out, or name the training "
-            "data alone by --data.train"
+            "recipe.data-val-share-data",
+            val_share=config.data.val_share,
+            locations=" and ".join(locations),
+            found=found["val"],
         )
     return override(config, {f"data.{split}": place for split, place in found.items()})
 
@@ -167,7 +168,9 @@ def _overridden(tree: dict[str, Any], overrides: Mapping[str, Any]) -> RunConfig
     for key, value in overrides.items():
         section, _, name = _RENAMED.get(key, key).partition(".")
         if not name:
-            raise RecipeError(_explain_unknown(key, value))
+            raise RecipeError(
+                "recipe.explain-unknown", explain_unknown=_explain_unknown(key, value)
+            )
         values = tree.setdefault(section, {})
         if isinstance(values, dict):  # otherwise the check below raises
             values[name] = _value(f"{section}.{name}", value) if isinstance(value, str) else value
@@ -183,12 +186,12 @@ def find_recipe(recipe: str) -> Path:
     if path.is_file():
         return path
     if path.is_dir():
-        raise RecipeError(f"{recipe}: is a folder; a recipe is a built-in name or a TOML file")
+        raise RecipeError("recipe.folder-recipe-built-name", recipe=recipe)
     hint = did_you_mean(path.stem, builtin, most=len(builtin))
     if path.suffix == ".toml" or path.parent != Path("."):
-        raise RecipeError(f"{recipe}: no such recipe file{hint}")
+        raise RecipeError("recipe.no-such-recipe-file", recipe=recipe, hint=hint)
     hint = hint or f"; there are {', '.join(builtin)}"
-    raise RecipeError(f"{recipe!r} is neither a built-in recipe nor a file{hint}")
+    raise RecipeError("recipe.neither-built-recipe-nor", recipe=recipe, hint=hint)
 
 
 def check(tree: dict[str, Any]) -> RunConfig:
@@ -201,9 +204,9 @@ def check(tree: dict[str, Any]) -> RunConfig:
         # As JSON, for which pydantic's strict mode lets an array become a tuple, but no more.
         config = RunConfig.model_validate_json(json.dumps(tree))
     except ValidationError as error:
-        raise RecipeError(_explain(error)) from None
+        raise RecipeError("recipe.explain", explain=_explain(error)) from None
     except TypeError as error:  # for example a TOML date
-        raise RecipeError(f"a recipe holds numbers, text and lists only: {error}") from None
+        raise RecipeError("recipe.recipe-holds-numbers-text", error=error) from None
     _check_order(config)
     _check_balance(config)
     _check_channels(config)
@@ -224,7 +227,7 @@ def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
         own = {name: value for name, value in values.items() if f"{section}.{name}" in optional}
         for name, value in own.items():
             if value == "":
-                raise RecipeError(f'{section}.{name} = "": write none to leave it unset')
+                raise RecipeError("recipe.write-none-leave-unset", section=section, name=name)
         unset = [name for name, value in own.items() if value == "none"]
         tree[section] = {name: value for name, value in values.items() if name not in unset}
     return tree
@@ -234,9 +237,7 @@ def _check_order(config: RunConfig) -> None:
     """RecipeError if keys of other sections contradict data.order."""
     if config.data.order != "join":
         if config.data.samples is not None:
-            raise RecipeError(
-                "data.samples is for data.order = 'join' only: data with an index has been counted"
-            )
+            raise RecipeError("recipe.data-samples-data-order")
         return
     length, stages = config.run.length, (*config.schedule.batch_size, *config.schedule.image_size)
     reasons = {
@@ -251,7 +252,7 @@ def _check_order(config: RunConfig) -> None:
     }
     for reason, is_so in reasons.items():
         if is_so:
-            raise RecipeError(f"{reason} cannot go with data.order = 'join': change one of them")
+            raise RecipeError("recipe.cannot-go-data-order", reason=reason)
 
 
 def _check_virtual_ranks(config: RunConfig) -> None:
@@ -269,17 +270,14 @@ def _check_virtual_ranks(config: RunConfig) -> None:
     }
     for reason, is_so in reasons.items():
         if is_so:
-            raise RecipeError(f"{reason} cannot go with batch.virtual_ranks: change one of them")
+            raise RecipeError("recipe.cannot-go-batch-virtual", reason=reason)
 
 
 def _check_balance(config: RunConfig) -> None:
     """RecipeError if keys contradict data.balance, or the classes would be balanced twice."""
     data, is_weighted = config.data, config.loss.class_weights == "balanced"
     if is_weighted and data.order == "join":
-        raise RecipeError(
-            "loss.class_weights = 'balanced' cannot go with data.order = 'join', which does not "
-            "count the classes: write a number for each class"
-        )
+        raise RecipeError("recipe.loss-class-weights-balanced")
     reasons = {
         f"data.order = {data.order!r}": data.order != "exact",
         f"data.locality = {data.locality}": data.locality > 0,
@@ -288,9 +286,7 @@ def _check_balance(config: RunConfig) -> None:
     }
     for reason, is_so in reasons.items():
         if data.balance and is_so:
-            raise RecipeError(
-                f"{reason} cannot go with data.balance = {data.balance}: leave one of them out"
-            )
+            raise RecipeError("recipe.cannot-go-data-balance", reason=reason, balance=data.balance)
 
 
 def _check_channels(config: RunConfig) -> None:
@@ -303,19 +299,16 @@ def _check_channels(config: RunConfig) -> None:
     }
     for reason, is_so in reasons.items():
         if channels != 3 and is_so:
-            raise RecipeError(
-                f"{reason} is for images of 3 channels and cannot go with data.channels = "
-                f"{channels}: change one of them"
-            )
+            raise RecipeError("recipe.images-channels-cannot-go", reason=reason, channels=channels)
 
 
 def _check_schedule_free(config: RunConfig) -> None:
     """RecipeError if a schedule-free optimizer has a schedule."""
     if config.optim.name.startswith("schedule_free") and config.schedule.name != "constant":
         raise RecipeError(
-            f"optim.name = {config.optim.name!r} replaces a schedule and cannot go with "
-            f"schedule.name = {config.schedule.name!r}: set schedule.name = 'constant'; "
-            "schedule.warmup may stay"
+            "recipe.optim-name-replaces-schedule",
+            name=config.optim.name,
+            name_2=config.schedule.name,
         )
 
 
@@ -324,9 +317,7 @@ def _check_average(config: RunConfig) -> None:
     has_own_weights = config.average.name in ("gossip", "periodic")
     if has_own_weights and config.optim.name.startswith("schedule_free"):
         raise RecipeError(
-            f"average.name = {config.average.name!r} cannot go with optim.name = "
-            f"{config.optim.name!r}, which evaluates other weights than the ones that replicas "
-            "average: use another optimizer, or average.name = 'allreduce'"
+            "recipe.average-name-cannot-go", name=config.average.name, name_2=config.optim.name
         )
 
 
@@ -344,7 +335,7 @@ def _check_sharded(config: RunConfig) -> None:
     }
     for reason, is_so in reasons.items():
         if is_so:
-            raise RecipeError(f"{reason} cannot go with average.name = 'sharded': leave it out")
+            raise RecipeError("recipe.cannot-go-average-name", reason=reason)
 
 
 def to_toml(config: RunConfig) -> str:
@@ -378,11 +369,11 @@ def all_keys() -> dict[str, Any]:
 def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     """The keys of a recipe file, over those of the recipe that it extends."""
     if path in seen:
-        raise RecipeError(f"{path}: extends itself by way of {seen[-1].name}")
+        raise RecipeError("recipe.extends-itself-way", path=path, name=seen[-1].name)
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RecipeError(f"{path}: not TOML: {error}") from None
+        raise RecipeError("recipe.toml", path=path, error=error) from None
     _rename(tree, path)
     for key, value in _GONE.items():
         section, _, name = key.partition(".")
@@ -395,7 +386,7 @@ def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     try:
         base_path = beside if beside.is_file() else find_recipe(str(parent))
     except RecipeError as error:
-        raise RecipeError(f"{path}: extends = {error}") from None
+        raise RecipeError("recipe.extends", path=path, error=error) from None
     base = _load_tree(base_path, (*seen, path))
     for section, values in tree.items():
         if isinstance(values, dict) and isinstance(base.get(section), dict):
@@ -413,7 +404,7 @@ def _rename(tree: dict[str, Any], path: Path) -> None:
         if not isinstance(values, dict) or name not in values:
             continue
         if new_name in values:
-            raise RecipeError(f"{path}: {old} is the old name of {new}: remove {old}")
+            raise RecipeError("recipe.old-name-remove", path=path, old=old, new=new)
         values[new_name] = values.pop(name)
 
 

@@ -237,9 +237,7 @@ def _changes(
         begin = position(duration)
         # Compared exactly, not in whole steps: in a short run stages may start with the same step.
         if begin <= before:
-            raise RecipeError(
-                f"{key}: {stage!r} does not begin after the previous stage: write them in order"
-            )
+            raise RecipeError("command.does-begin-after-previous", key=key, stage=stage)
         yield math.ceil(begin), stage
         before = begin
 

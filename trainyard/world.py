@@ -163,10 +163,7 @@ def check_devices(world: World, device: "torch.device") -> None:
         second = next(rank for rank, gpu in enumerate(gpus) if first[gpu] != rank)
         problem = f"{names[first[gpus[second]]]} and {names[second]} have one GPU between them"
     if problem:
-        error = InputError(
-            f"{problem}: start no more ranks on a host than it has GPUs, or hide the GPUs from all "
-            "ranks (CUDA_VISIBLE_DEVICES=) to train on the CPU"
-        )
+        error = InputError("rank.start-no-more-ranks", problem=problem)
         error.is_shared = True
         raise error
 
@@ -208,7 +205,7 @@ def together(world: World) -> Iterator[None]:
         raise error
     for rank, failure in enumerate(failures):
         if failure is not None:
-            peer_error = PeerError(f"rank {rank}: {failure[1]}")
+            peer_error = PeerError("rank.rank", rank=rank, failure=failure[1])
             peer_error.exit_code, peer_error.is_shared = failure[0], True
             raise peer_error
 

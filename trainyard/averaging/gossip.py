@@ -164,9 +164,7 @@ def check_bf16_groups(found: list[Round], *, bf16: bool) -> None:
     largest = max(len(group) for groups in found for group in groups)
     if bf16 and largest > _MAX_BF16_GROUP:
         raise RecipeError(
-            f"average.compress = 'bf16' sends weights to each peer by itself, which is for groups "
-            f"of up to {_MAX_BF16_GROUP}; this topology's have up to {largest}: leave it out, or "
-            "take average.topology = 'one-peer-exponential' or 'ring'"
+            "recipe.average-compress-bf16-sends", max_bf16_group=_MAX_BF16_GROUP, largest=largest
         )
 
 
@@ -207,6 +205,5 @@ def _check_same(topology: str, found: list[Round], world: World) -> None:
         for rank, digest in enumerate(digests):
             if digest != digests[0]:
                 raise RecipeError(
-                    f"average.topology = {topology!r} gives rank {rank} other rounds than rank 0: "
-                    "it must depend on its arguments only, on nodes with the same number of ranks"
+                    "recipe.average-topology-gives-rank", topology=topology, rank=rank
                 )

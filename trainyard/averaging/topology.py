@@ -27,7 +27,7 @@ def rounds(topology: str, size: int, local_size: int = 1) -> list[Round]:
         proposed = build(size, local_size)
         found = [[tuple(sorted(map(index, group))) for group in groups] for groups in proposed]
     if not found:
-        raise RecipeError(f"{KEY} = {topology!r} gives no rounds")
+        raise RecipeError("recipe.gives-no-rounds", key=KEY, topology=topology)
     for number, groups in enumerate(found):
         _check(groups, size, f"{KEY} = {topology!r}, round {number}")
     return found
@@ -37,8 +37,11 @@ def _own(topology: str) -> Callable[..., Any]:
     if not is_own(topology):
         names = ", ".join(BUILT_IN)
         raise RecipeError(
-            f"{KEY} = {topology!r} is neither one of {names} nor a function of your "
-            f'own, "module:function"{did_you_mean(topology, BUILT_IN)}'
+            "recipe.neither-one-nor-function",
+            key=KEY,
+            topology=topology,
+            names=names,
+            did_you_mean=did_you_mean(topology, BUILT_IN),
         )
     return imported(KEY, topology)
 
@@ -49,8 +52,11 @@ def _check(groups: Round, size: int, where: str) -> None:
         wanted = int(0 <= replica < size)
         if counts[replica] != wanted:
             raise RecipeError(
-                f"{where}: has rank {replica} {counts[replica]} times; each of the ranks 0 to "
-                f"{size - 1} must appear exactly once, and no other"
+                "recipe.rank-times-each-ranks",
+                where=where,
+                replica=replica,
+                counts=counts[replica],
+                size=size - 1,
             )
 
 
@@ -134,8 +140,11 @@ def _check_power_of_two(topology: str, count: int, what: str, *, least: int) -> 
     if count < least or count & (count - 1):
         wanted = f"{least}, {2 * least}, {4 * least}, ..."
         raise RecipeError(
-            f"average.topology = {topology!r} needs {wanted} {what}, not {count}: take 'ring' or "
-            "'complete', which are for any number"
+            "recipe.average-topology-needs-take",
+            topology=topology,
+            wanted=wanted,
+            what=what,
+            count=count,
         )
 
 

@@ -105,7 +105,7 @@ def predict(options: argparse.Namespace) -> int:
     check_overrides(options.overrides, "a prediction")
     check_target(options, options.images)
     if options.csv and not options.csv.endswith(".csv"):
-        raise InputError(f"--csv {options.csv}: name a file that ends in .csv")
+        raise InputError("command.csv-name-file-ends", csv=options.csv)
     from rich.console import Console
 
     from trainyard.data.index.unlabelled import open_images
@@ -126,7 +126,7 @@ def predict(options: argparse.Namespace) -> int:
     if len(bad) == total:
         name, reason = bad[0]
         more = "" if total == 1 else f"; of {total:,} images none can be read"
-        raise InputError(f"{name}: {reason}{more}")
+        raise InputError("command.failed-4", name=name, reason=reason, more=more)
     if options.csv:
         _write_csv(Path(options.csv), predictions)
     if options.json:

@@ -116,11 +116,12 @@ def check_recipe(options: argparse.Namespace) -> None:
         return
     if (Path(recipe) / "recipe.toml").is_file():
         resumed = shlex.join((str(Path(recipe) / "recipe.toml"), "--run", recipe))
-        raise RecipeError(f"{recipe}: is a run, not a recipe; did you mean {command} {resumed}?")
+        raise RecipeError(
+            "command.run-recipe-did-you", recipe=recipe, command=command, resumed=resumed
+        )
     if os.path.isdir(recipe) or is_remote(recipe):
         raise RecipeError(
-            f"{recipe}: is data, not a recipe; did you mean {command} RECIPE --data "
-            f"{shlex.quote(recipe)}?"
+            "command.data-recipe-did-you", recipe=recipe, command=command, quote=shlex.quote(recipe)
         )
 
 

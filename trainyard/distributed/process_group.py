@@ -104,10 +104,10 @@ def _join(world: World, facts: Mapping[str, str]) -> Watchdog:
         watchdog.close(in_peace=False)
         first_line = f"{error}".partition("\n")[0]
         raise PeerError(
-            f"{rank_name(world.rank, ProcessInfo.current())} cannot connect to all others by the "
-            f"interface {os.environ.get('GLOO_SOCKET_IFNAME', 'of its name')}: set "
-            "GLOO_SOCKET_IFNAME to the one that leads to them, and open all ports between the "
-            f"hosts ({first_line})"
+            "rank.cannot-connect-all-others",
+            rank_name=rank_name(world.rank, ProcessInfo.current()),
+            get=os.environ.get("GLOO_SOCKET_IFNAME", "of its name"),
+            first_line=first_line,
         ) from error
     return watchdog
 
@@ -120,7 +120,9 @@ def _own_device(world: World) -> tuple["torch.device", str | None]:
     except RuntimeError as error:
         first_line = f"{error}".partition("\n")[0]
         raise TrainyardError(
-            f"{rank_name(world.rank, ProcessInfo.current())} cannot use its GPU: {first_line}"
+            "rank.cannot-gpu",
+            rank_name=rank_name(world.rank, ProcessInfo.current()),
+            first_line=first_line,
         ) from error
 
 

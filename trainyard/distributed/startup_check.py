@@ -69,8 +69,10 @@ def check_start(
     me = ProcessInfo.current()
     if start.processes[world.rank] != me:
         raise InputError(
-            f"{rank_name(world.rank, start.processes[world.rank])} has joined, so {me} cannot be "
-            f"rank {world.rank}: do two runs share a MASTER_PORT?"
+            "rank.joined-cannot-rank-do",
+            rank_name=rank_name(world.rank, start.processes[world.rank]),
+            me=me,
+            rank=world.rank,
         )
     return start
 
@@ -82,7 +84,7 @@ def _arrive(store: "Store", world: World, facts: Facts, point: MeetingPoint) -> 
         store.set(f"arrival/{world.rank}", json.dumps(arrival))
         store.wait(["answer"])
     except RuntimeError as error:
-        raise PeerError(f"rank 0 at {point} is gone or does not answer; see its output") from error
+        raise PeerError("rank.rank-gone-does-answer", point=point) from error
 
 
 def _differences(first: Facts, mine: Facts) -> list[str]:

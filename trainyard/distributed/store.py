@@ -28,7 +28,7 @@ def start_limit() -> float:
     try:
         return float(text) if text else START_S
     except ValueError:
-        raise InputError(f"TRAINYARD_START_S = {text!r} is not a number of seconds") from None
+        raise InputError("rank.trainyard-start-s-number", text=text) from None
 
 
 def open_stores(point: MeetingPoint, world: World, limit_s: float) -> tuple["Store", "Store"]:
@@ -57,9 +57,7 @@ def _own_store(point: MeetingPoint, world: World) -> "Store":
         listening = server(point.host, point.port, for_others=world.num_nodes > 1)
     except OSError as error:
         raise InputError(
-            f"{_me(world)} cannot listen at {point} ({error.strerror}): is another run using it, "
-            "or a leftover process? Set MASTER_PORT to a free port, and MASTER_ADDR to an address "
-            "of the host of rank 0"
+            "rank.cannot-listen-another-run", me=_me(world), point=point, strerror=error.strerror
         ) from None
     host = str(listening.getsockname()[0])
     return TCPStore(
@@ -83,8 +81,11 @@ def _store_of_first(point: MeetingPoint, world: World, limit_s: float) -> "Store
         except OSError as error:
             if time.monotonic() > deadline:
                 raise PeerError(
-                    f"{_me(world)} did not reach rank 0 at {point} within {limit_s:.0f} s: "
-                    f"{error.strerror or error}"
+                    "rank.did-reach-rank-within",
+                    me=_me(world),
+                    point=point,
+                    limit_s=limit_s,
+                    strerror=error.strerror or error,
                 ) from None
             time.sleep(_RETRY_S)
 

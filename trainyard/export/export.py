@@ -50,7 +50,7 @@ class Exporter:
         """InputError about an option if timm does not know the architecture."""
         if self._about.own_module is not None:
             name = self._about.architecture
-            raise InputError(f"{option}: timm has no architecture {name}: export a FILE")
+            raise InputError("export.timm-no-architecture-export", option=option, name=name)
 
     def to_file(self, path: Path, kind: str) -> Export:
         """Write a file of a format, and a card beside it: model.onnx and model.onnx.md.
@@ -133,7 +133,11 @@ class Exporter:
         is_timms = kind in ("hub", "safetensors") and self._about.own_module is None
         what = "timm cannot load it again" if is_timms else "export failed"
         raise TrainyardError(
-            f"{self._about.architecture} as {kind}: {what}: {reason}; nothing was written"
+            "export.nothing-written",
+            architecture=self._about.architecture,
+            kind=kind,
+            what=what,
+            reason=reason,
         )
 
 
@@ -146,24 +150,22 @@ def check_file(path: Path, kind: str) -> None:
     """InputError if a file cannot be exported to this path."""
     FORMATS[kind].check()
     if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}")
+        raise InputError("export.no-folder", path=path, parent=path.parent)
     if path.is_dir():
-        raise InputError(f"{path}: is a folder; name a file, or say --hub {path}")
+        raise InputError("export.folder-name-file-say", path=path)
     beside = card_of(path)
     if beside.exists() and MADE_BY not in beside.read_text(errors="replace"):
-        raise InputError(
-            f"{beside}: exists, where the model card would be written: move it, or export elsewhere"
-        )
+        raise InputError("export.exists-where-model-card", beside=beside)
 
 
 def check_hub(path: Path) -> None:
     """InputError if a folder for timm cannot be made at this path."""
     if not path.parent.is_dir():
-        raise InputError(f"--hub {path}: there is no folder {path.parent}")
+        raise InputError("export.hub-no-folder", path=path, parent=path.parent)
     if path.exists() and not path.is_dir():
-        raise InputError(f"--hub {path}: is a file; name a folder")
+        raise InputError("export.hub-file-name-folder", path=path)
     if path.is_dir() and any(path.iterdir()) and not is_ours(path):
-        raise InputError(f"--hub {path}: holds other files; name a new folder, or an empty one")
+        raise InputError("export.hub-holds-other-files", path=path)
 
 
 @contextmanager
@@ -180,7 +182,9 @@ def _staging(path: Path, needed: int) -> Iterator[Path]:
     except DiskError:
         raise
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+        raise InputError(
+            "data.cannot-written", path=path, strerror=error.strerror or error
+        ) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

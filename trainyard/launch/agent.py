@@ -175,10 +175,7 @@ def in_pod(env: MutableMapping[str, str]) -> tuple[int, KnownMeetingPoint]:
     texts = {}
     for name in (*_NUMBERS, _ADDRESS):
         if name not in env:
-            raise InputError(
-                f"{name} is not set: `launch agent` is what `launch kubernetes` starts in every "
-                "pod; on one machine use `launch local`"
-            )
+            raise InputError("launch.set-launch-agent-what", name=name)
         texts[name] = env.pop(name)
     env["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # pods have as many ranks each: no agent asks
     node, num_nodes, ranks, port = (whole(name, texts[name]) for name in _NUMBERS)
@@ -220,7 +217,7 @@ def run_ranks(
                 return _code_of_leaving(agent.codes(), say)
             return code_after(error.sigval, agent.codes())
         except RendezvousError as error:
-            raise TrainyardError(_reason_of(error)) from None
+            raise TrainyardError("launch.reason", reason_of=_reason_of(error)) from None
         meeting.shutdown()  # the run is over: agents that would start again end too
     rank, code = first_cause(agent.codes())
     if code < 0 and not is_stop(code):

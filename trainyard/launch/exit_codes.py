@@ -77,7 +77,7 @@ def code_after(number: int, codes: dict[int, int]) -> int:
 
 def killed(message: str, code: int) -> TrainyardError:
     """An error that ends the launcher with a rank's code."""
-    error = TrainyardError(message)
+    error = TrainyardError("loader.message", message=message)
     error.exit_code = meaning_of(code)
     return error
 

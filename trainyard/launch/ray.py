@@ -187,7 +187,7 @@ def connected(options: RayOptions, *, has_output: bool = False) -> Iterator[None
     try:
         import ray
     except ImportError:
-        raise InputError(f"this needs Ray: {install_hint('ray')}") from None
+        raise InputError("launch.needs-ray", install_hint=install_hint("ray")) from None
 
     given = options.address or os.environ.get("RAY_ADDRESS")
     address = given or "auto"
@@ -204,7 +204,7 @@ def connected(options: RayOptions, *, has_output: bool = False) -> Iterator[None
         if ray.is_initialized():
             raise
         first_line = str(error).strip().partition("\n")[0]  # for instance of a version mismatch
-        raise InputError(f"Ray at {address}: {first_line}") from None
+        raise InputError("launch.ray", address=address, first_line=first_line) from None
     finally:
         ray.shutdown()
 
@@ -218,8 +218,7 @@ def _check_answer(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except OSError as error:
         raise InputError(
-            f"no Ray answers at {address} ({error.strerror or error}): give the address of its "
-            "head, with the port that `ray start --head` was given, 6379 if none"
+            "launch.no-ray-answers-address", address=address, strerror=error.strerror or error
         ) from None
 
 
@@ -266,8 +265,11 @@ def _bundle(options: RayOptions) -> dict[str, int]:
         there = Counter(_words(node) for node in nodes)
         listed = ", ".join(f"{count} x ({words})" for words, count in there.items())
         raise InputError(
-            f"{options.nodes} x ({_words(bundle)}) are asked for, and Ray has nodes with {listed}: "
-            f"{options.nodes - len(fit)} missing"
+            "launch.x-asked-ray-nodes",
+            nodes=options.nodes,
+            words=_words(bundle),
+            listed=listed,
+            nodes_2=options.nodes - len(fit),
         )
     return bundle
 

@@ -45,8 +45,7 @@ def adapt_weights(
     expected = own if any(key in weights for key in classifier) else rest
     if misfits := _misfits(expected, weights):
         raise CheckpointError(
-            f"{source.about}: does not fit the model; {misfits}; wrong model.name ({name}) or "
-            "data.channels?"
+            "model.does-fit-model-wrong", about=source.about, misfits=misfits, name=name
         )
     loaded = {k: w for k, w in weights.items() if k in own and w.shape == own[k].shape}
     model.load_state_dict(loaded, strict=False)

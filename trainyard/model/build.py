@@ -100,7 +100,9 @@ def _create_with_first_accepted(
         except Exception as error:
             refused = _unknown_option(error)
             if refused not in more:
-                raise RecipeError(_explain(error, refused, config)) from error
+                raise RecipeError(
+                    "recipe.explain", explain=_explain(error, refused, config)
+                ) from error
     raise AssertionError("the last set has no further options")
 
 
@@ -128,9 +130,12 @@ def _check_images(
         channels, size = of_image[0], size_text(as_size(*of_image[1:]))
         of_channels = "" if channels == 3 else f" and {channels} channels, as in data.channels"
         raise RecipeError(
-            f"model.name: {config.name} does not accept images of {size} pixels{of_channels} "
-            f"({_first_line(error)}): "
-            f"choose {other}, or other data.image_size, data.eval_size, schedule.image_size"
+            "model.model-name-does-accept",
+            name=config.name,
+            size=size,
+            of_channels=of_channels,
+            first_line=_first_line(error),
+            other=other,
         ) from error
     finally:
         model.train(was_training)
@@ -138,13 +143,10 @@ def _check_images(
     if is_own(config.name) and found != (1, num_classes):
         given = type(scores).__name__ if found is None else f"scores of shape {list(found)}"
         raise RecipeError(
-            f"model.name: {config.name} gives {given} for one image: return one score per class, "
-            f"[1, {num_classes}]"
+            "model.model-name-gives-one", name=config.name, given=given, num_classes=num_classes
         )
     if found != (1, num_classes):
-        raise RecipeError(
-            f"model.options: {config.name} does not give one score per class with these options"
-        )
+        raise RecipeError("model.model-options-does-one", name=config.name)
 
 
 def _check_patches(model: nn.Module, config: ModelConfig, size: ImageSize) -> None:
@@ -161,10 +163,13 @@ def _check_patches(model: nn.Module, config: ModelConfig, size: ImageSize) -> No
         below, left = side // patch * patch, side % patch
         if left:
             raise RecipeError(
-                f"model.name: {config.name} cuts images into patches of {patch} pixels and would "
-                f"leave out the last {left} of {side} pixels: choose "
-                f"{f'{below} or ' if below else ''}{below + patch} for data.image_size, "
-                "data.eval_size, schedule.image_size"
+                "model.model-name-cuts-images",
+                name=config.name,
+                patch=patch,
+                left=left,
+                side=side,
+                hint=f"{below} or " if below else "",
+                below=below + patch,
             )
 
 
@@ -173,14 +178,14 @@ def _check_name(name: str) -> None:
 
     if not timm.is_model(name):
         hint = did_you_mean(name, timm.list_models()) or "; timm.list_models() has them all"
-        raise RecipeError(f"model.name: timm has no model {name!r}{hint}")
+        raise RecipeError("model.model-name-timm-no", name=name, hint=hint)
 
 
 def _check_options(options: dict[str, bool | int | float | str]) -> None:
     for option in options:
         if option in _ELSEWHERE:
             raise RecipeError(
-                f"model.options: {option} does not belong there: {_ELSEWHERE[option]}"
+                "model.model-options-does-belong", option=option, elsewhere=_ELSEWHERE[option]
             )
 
 

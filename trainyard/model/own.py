@@ -46,8 +46,7 @@ def called(name: str, arguments: dict[str, Any]) -> nn.Module:
         model = function(**arguments)
     if not isinstance(model, nn.Module):
         raise RecipeError(
-            f"{KEY} = {name!r} returns a value of type {type(model).__name__}: return a "
-            "torch.nn.Module"
+            "model.returns-value-type-return", key=KEY, name=name, name_2=type(model).__name__
         )
     return model
 

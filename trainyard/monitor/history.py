@@ -37,7 +37,7 @@ def read_history(metrics: Path) -> History:
                 if line.endswith("\n"):
                     _add(history, _parsed(line, f"{metrics}, line {number}"))
     except OSError as error:
-        raise InputError(f"{metrics}: cannot be read ({error.strerror})") from None
+        raise InputError("monitor.cannot-read", metrics=metrics, strerror=error.strerror) from None
     return history
 
 
@@ -48,7 +48,7 @@ def _parsed(line: str, where: str) -> Report:
             return report
     except (ValueError, KeyError):
         pass
-    raise InputError(f"{where}: is not a report of a run")
+    raise InputError("monitor.report-run", where=where)
 
 
 def _add(history: History, report: Report) -> None:

@@ -247,7 +247,7 @@ def _open(
         if question.labels is None:
             return data
         if index.lists is not None:
-            raise DataError(f"--labels: {data.where} has lists of labels itself")
+            raise DataError("run.labels-lists-labels-itself", where=data.where)
         return replace(data, labels=read_labels(question.labels, index))
 
 
@@ -292,7 +292,7 @@ def _result(
     best: str,
 ) -> DataSetResult:
     if not next(iter(predictions.values())).is_read().any():
-        raise DataError(f"{data.where}: none of its {len(data.index):,} images can be read")
+        raise DataError("run.none-images-read", where=data.where, num_index=len(data.index))
     numbers = range(len(classes)) if data.numbers is None else data.numbers
     return DataSetResult(
         data=data,

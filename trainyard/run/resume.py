@@ -109,10 +109,7 @@ def claim_directory(
 
     def check() -> None:
         if lock is not None and not is_at(folder.lock, lock):
-            raise CheckpointError(
-                f"{folder.path} was removed, renamed or replaced while the run trained in it: "
-                "nothing more is written; to go on from a renamed one, give its name with --run"
-            )
+            raise CheckpointError("resume.removed-renamed-replaced-while", path=folder.path)
 
     try:
         with together(world):
@@ -152,9 +149,7 @@ def _check_writable(folder: RunDirectory) -> None:
         full = disk_error(error, folder.path)
         if full is not None and full.errno != errno.EROFS:
             raise full from error
-    raise CheckpointError(
-        f"{folder.path} cannot be a run directory ({reason}): choose another with --run"
-    )
+    raise CheckpointError("resume.cannot-run-directory-choose", path=folder.path, reason=reason)
 
 
 def _lock(folder: RunDirectory) -> int:
@@ -168,9 +163,7 @@ def _lock(folder: RunDirectory) -> int:
         in_use = f"{folder.path}: another process trains in it ({holder})"
         if time.monotonic() >= deadline:
             os.close(lock)
-            raise CheckpointError(
-                f"{in_use}: wait for it, stop it, or choose another directory with --run"
-            )
+            raise CheckpointError("resume.wait-stop-choose-another", in_use=in_use)
         if is_first:
             sys.stderr.write(f"trainyard: {in_use}: waiting for it to end ({patience_s} s)\n")
         is_first = False
@@ -205,16 +198,17 @@ def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
     option = f"--run.resume {shlex.quote(str(folder.path))}"
     if not folder.recipe.exists():
         raise CheckpointError(
-            f"{folder.recipe} is missing, which records the recipe of the run: restore it, or "
-            f"start another run from the checkpoint: --run NEW {option}"
+            "resume.missing-records-recipe-run", recipe=folder.recipe, option=option
         )
     changed = differences(load_recipe(str(folder.recipe)), config)
     if changed:
         is_longer = any(change.startswith("run.length: ") for change in changed)
         hint = f"; to train on from its end, add {option}" if is_longer else ""
         raise CheckpointError(
-            f"{folder.path} holds a run of another recipe ({'; '.join(changed)}): use the same "
-            f"recipe to resume it, or choose another directory with --run{hint}"
+            "resume.holds-run-another-recipe",
+            path=folder.path,
+            changed="; ".join(changed),
+            hint=hint,
         )
 
 
@@ -223,16 +217,11 @@ def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None
         before = dict(read_json(folder.environment)["fingerprints"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{folder.environment} cannot be read ({error!r}), which records the data of the run: "
-            "restore it, or start another run with --run"
+            "resume.cannot-read-records-data", environment=folder.environment, error=error
         ) from None
     for split, fingerprint in fingerprints.items():
         if before.get(split) != fingerprint:
-            raise DataError(
-                f"the {split} data differs from the data that the run in {folder.path} started "
-                "with (files, sizes, classes, or how data.val_share divides them): restore it, or "
-                "start another run with --run"
-            )
+            raise DataError("resume.data-differs-data-run", split=split, path=folder.path)
 
 
 def is_new_run(asked: str, folder: RunDirectory, world: World) -> bool:
@@ -303,7 +292,9 @@ def roll_back(
     position = course.samples(step) + state.skipped
     with together(world):
         if roll_backs > most:
-            raise DivergedError(f"{_NOT_FINITE} again, after {most} rollbacks; {_ADVICE}")
+            raise DivergedError(
+                "resume.again-after-rollbacks", not_finite=_NOT_FINITE, most=most, advice=_ADVICE
+            )
         found = _find_earlier(folder, state) if world.is_first else None
     path = gather(world, found)[0]
     assert path is not None
@@ -325,7 +316,7 @@ def _find_earlier(folder: RunDirectory, state: TrainState) -> Path:
     paths = saver.finite(folder.checkpoints)
     newest = next(paths, None)
     if newest is None:
-        raise DivergedError(f"{_NOT_FINITE}, and there is no earlier checkpoint; {_ADVICE}")
+        raise DivergedError("resume.no-earlier-checkpoint", not_finite=_NOT_FINITE, advice=_ADVICE)
     is_again = checkpoint.read_progress(newest)["roll_backs"] < state.roll_backs
     return next(paths, newest) if is_again else newest
 
@@ -335,15 +326,9 @@ def _find(asked: str, folder: RunDirectory) -> tuple[Path | None, list[str]]:
     passed_over: list[str] = []
     newest = saver.newest_good(folder.checkpoints, passed_over.append)
     if newest is None and passed_over:
-        raise CheckpointError(
-            f"no checkpoint of the run can be read: {'; '.join(passed_over)}. To start again, "
-            "choose another directory with --run"
-        )
+        raise CheckpointError("resume.no-checkpoint-run-read", passed_over="; ".join(passed_over))
     if newest is not None and asked == "never":
-        raise CheckpointError(
-            f"{folder.path} already has checkpoints, and with run.resume = 'never' the run would "
-            "not resume from them: choose another directory with --run"
-        )
+        raise CheckpointError("resume.already-checkpoints-run-resume", path=folder.path)
     if newest is not None or asked in ("auto", "never"):
         return newest, passed_over
     path = Path(asked)  # only to start from: later resumes use the run's own checkpoints
@@ -351,5 +336,5 @@ def _find(asked: str, folder: RunDirectory) -> tuple[Path | None, list[str]]:
         _, path = find_checkpoint(path, ("latest",))
     problem = checkpoint.find_problem(path)
     if problem is not None:
-        raise CheckpointError(f"run.resume = {asked!r}: {problem}")
+        raise CheckpointError("resume.run-resume", asked=asked, problem=problem)
     return path, []

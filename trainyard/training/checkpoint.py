@@ -153,20 +153,15 @@ def load_checkpoint(state: TrainState, path: Path) -> str | None:
     """Load a verified checkpoint into `state`. Returns a note on what differs from the save."""
     progress = read_progress(path)
     if (path / "sharded").exists():
-        raise CheckpointError(
-            f"{path}: its state is in parts (sharded/), as an older Trainyard wrote it: go on with "
-            f"that one, or start another run from its weights, --model.checkpoint {path}"
-        )
+        raise CheckpointError("checkpoint.state-parts-sharded-older", path=path)
     for name in map(_name_of, state.emas):
         if not (path / name).exists():
-            raise CheckpointError(
-                f"{path}: has no {name}, because its run had another model.ema_decay, or none"
-            )
+            raise CheckpointError("checkpoint.no-because-run-had", path=path, name=name)
     try:
         note = _load_training(state, path)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{path}: {_TRAINING} is not as Trainyard writes it ({error!r})"
+            "checkpoint.trainyard-writes", path=path, training=_TRAINING, error=error
         ) from None
     state.guard.load_state_dict(progress["guard"])
     state.clock.load_state_dict(progress["clock"])
@@ -213,7 +208,7 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> Non
         model.load_state_dict(parts)
     except RuntimeError as error:
         first = str(error).splitlines()[1].strip()[:200]  # the message may have a line per weight
-        raise CheckpointError(f"{path}: its weights do not fit the model: {first}") from None
+        raise CheckpointError("checkpoint.weights-do-fit-model", path=path, first=first) from None
 
 
 def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
@@ -225,11 +220,14 @@ def put_optimizer(optimizer: Optimizer, saved: dict[str, Any], path: Path) -> No
     """Load moments and counts from the checkpoint at `path`; rates and such stay the recipe's."""
     kind = type(optimizer).__name__
     if saved["kind"] != kind:
-        raise CheckpointError(f"{path}: is of {saved['kind']}, the recipe says {kind}")
+        raise CheckpointError("checkpoint.recipe-says", path=path, saved=saved["kind"], kind=kind)
     groups, own_groups = saved["param_groups"], optimizer.param_groups
     if len(groups) != len(own_groups):
         raise CheckpointError(
-            f"{path}: has {len(groups)} groups of parameters, the recipe makes {len(own_groups)}"
+            "checkpoint.groups-parameters-recipe-makes",
+            path=path,
+            num_groups=len(groups),
+            num_own_groups=len(own_groups),
         )
     merged = [
         group | {key: own[key] for key in own if key != "params" and key not in _COUNTS}
@@ -243,7 +241,7 @@ def put_optimizer(optimizer: Optimizer, saved: dict[str, Any], path: Path) -> No
     try:
         optimizer.load_state_dict({"state": state, "param_groups": merged})
     except ValueError as error:
-        raise CheckpointError(f"{path}: does not fit the model: {error}") from None
+        raise CheckpointError("checkpoint.does-fit-model", path=path, error=error) from None
 
 
 def _moment(value: Any, parameter: nn.Parameter | None) -> Any:
@@ -259,7 +257,7 @@ def load_weights(path: Path, weights: str = "") -> dict[str, Tensor]:
     try:
         return load_file(path / _name_of(weights))
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+        raise CheckpointError("model.cannot-read", path=path, error=error) from None
 
 
 def _load(file: Path) -> dict[str, Any]:
@@ -267,7 +265,10 @@ def _load(file: Path) -> dict[str, Any]:
         loaded: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises many kinds of errors
         raise CheckpointError(
-            f"{file.parent}: {file.name} cannot be read: {why_unreadable(error)}"
+            "checkpoint.cannot-read",
+            parent=file.parent,
+            name=file.name,
+            why_unreadable=why_unreadable(error),
         ) from None
     return loaded
 
@@ -291,7 +292,7 @@ def read_progress(path: Path) -> dict[str, Any]:
     try:
         return _progress(path)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
+        raise CheckpointError("recipe.failed", path=path, error=error) from None
 
 
 def _progress(path: Path) -> dict[str, Any]:
@@ -345,7 +346,7 @@ def check(path: Path) -> None:
     """CheckpointError unless every file of a checkpoint is there, unaltered."""
     problem = find_problem(path)
     if problem is not None:
-        raise CheckpointError(f"{path}: {problem}")
+        raise CheckpointError("checkpoint.failed", path=path, problem=problem)
 
 
 # --- saving ---

@@ -97,10 +97,7 @@ def _half(size: int | None, share: int, least: int, reason: str) -> int:
     if now <= 1 or share // num_parts(share, smaller) < least:
         few = "a single sample does" if now <= 1 else f"{now} samples do"
         why = "" if now <= 1 else ", and batch norm cannot normalise a single one"
-        raise RecipeError(
-            f"{few} not fit into the memory of the device{why}: use a smaller model or "
-            f"data.image_size, or set model.grad_checkpointing = true ({reason})"
-        )
+        raise RecipeError("recipe.fit-into-memory-device", few=few, why=why, reason=reason)
     return smaller
 
 

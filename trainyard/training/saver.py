@@ -344,15 +344,10 @@ def drop_after(folder: Path, path: Path) -> None:
 def check_folder(folder: Path) -> None:
     """CheckpointError if an obstacle prevents saving the checkpoints of a run there."""
     if os.path.lexists(folder) and not folder.is_dir():
-        raise CheckpointError(
-            f"{folder}: is not a folder: move it away, or choose another with --run"
-        )
+        raise CheckpointError("checkpoint.folder-move-away-choose", folder=folder)
     for link in (folder / "latest", folder / "best"):
         if link.is_dir() and not link.is_symlink():
-            raise CheckpointError(
-                f"{link}: is a folder and no link, as in a copy that has followed links: remove it "
-                "if its step-… lies beside it, or else rename it to that"
-            )
+            raise CheckpointError("checkpoint.folder-no-link-copy", link=link)
 
 
 def has_any(folder: Path) -> bool:

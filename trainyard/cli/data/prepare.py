@@ -134,7 +134,7 @@ def _arguments(options: argparse.Namespace) -> "tuple[Path, Preparation]":
 
     workers = usable_cores() if options.workers is None else options.workers
     if workers < 1:
-        raise InputError(f"--workers {workers}: at least one process is needed")
+        raise InputError("data.workers-least-one-process", workers=workers)
     return Path(options.source), Preparation(
         Path(options.destination),
         functools.partial(counter, Console(stderr=True)),

@@ -38,10 +38,7 @@ def data_show(options: argparse.Namespace) -> int:
     """Run `trainyard data show`. Returns the exit code."""
     chosen = (options.split, options.class_name, options.rows, options.columns, options.seed)
     if options.sheet is None and chosen != (None, None, _ROWS, _COLUMNS, 0):
-        raise InputError(
-            "--split, --class, --rows, --columns and --seed are for a contact sheet: add "
-            "--sheet FILE.png"
-        )
+        raise InputError("data.split-class-rows-columns")
     indices = open_splits(options.location)
     if options.sheet is not None:
         _draw_sheet(options, indices)
@@ -148,14 +145,14 @@ def _draw_sheet(options: argparse.Namespace, indices: dict[str, "Index"]) -> Non
 
     path = Path(options.sheet)
     if path.suffix.lower() != ".png":
-        raise InputError(f"--sheet {path}: a contact sheet is a PNG; name a file that ends in .png")
+        raise InputError("data.sheet-contact-sheet-png", path=path)
     for name in ("rows", "columns"):
         if not 1 <= getattr(options, name) <= 100:
-            raise InputError(f"--{name} {getattr(options, name)}: choose 1 to 100")
+            raise InputError("data.choose", name=name, getattr=getattr(options, name))
     split = options.split or next(iter(indices))
     if split not in indices:
         hint = did_you_mean(split, indices) or f", but {', '.join(indices)}"
-        raise InputError(f"{options.location}: has no split {split!r}{hint}")
+        raise InputError("data.no-split", location=options.location, split=split, hint=hint)
     index, name = indices[split], options.class_name
     label = None if name is None else _class_number(index, name)
     samples = random_samples(index, options.rows * options.columns, options.seed, label)
@@ -170,11 +167,11 @@ def _draw_sheet(options: argparse.Namespace, indices: dict[str, "Index"]) -> Non
     try:
         save_sheet(path, contact_sheet(index, samples, options.columns, title))
     except OSError as error:
-        raise InputError(f"--sheet {path}: cannot be written ({error.strerror})") from None
+        raise InputError("data.sheet-cannot-written", path=path, strerror=error.strerror) from None
 
 
 def _class_number(index: "Index", name: str) -> int:
     if name in index.classes:
         return index.classes.index(name)
     meant = did_you_mean(name, index.classes) or "; `trainyard data show` lists the classes"
-    raise InputError(f"--class {name}: no such class{meant}")
+    raise InputError("data.class-no-such-class", name=name, meant=meant)

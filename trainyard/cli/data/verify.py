@@ -56,9 +56,9 @@ def data_verify(options: argparse.Namespace) -> int:
     if workers is None:
         workers = usable_cores()
     if workers < 1:
-        raise InputError(f"--workers {workers}: must be 1 or more")
+        raise InputError("data.workers-must-more", workers=workers)
     if options.val_share is not None and not 0 < options.val_share < 1:
-        raise InputError(f"--val-share {options.val_share}: must be between 0 and 1")
+        raise InputError("data.val-share-must-between", val_share=options.val_share)
     console = Console(stderr=True)
     warn(console, split_remarks(options.location))
     checks = verify(

@@ -72,7 +72,7 @@ def job_of(
     from trainyard.config import load_recipe
 
     if getattr(options, "gpus", None) and getattr(options, "ranks", None):
-        raise InputError("--gpus and --ranks both set the number of ranks: drop one")
+        raise InputError("launch.gpus-ranks-both-set")
     if is_here:
         config_of(options)
     else:
@@ -100,8 +100,7 @@ def check_writable(job: Job, file: str) -> None:
             check_url(word)
         if without_secrets(word) != word:
             raise InputError(
-                f"{without_secrets(word)}: holds a signature, and would be written into {file}: "
-                "use a login in ~/.netrc, or a token in TRAINYARD_TOKENS, on every host"
+                "launch.holds-signature-would-written", word=without_secrets(word), file=file
             )
 
 

@@ -46,13 +46,18 @@ class Extra:
         changed = self._function(images_BCHW, labels, generator)
         if not isinstance(changed, Tensor):
             raise RecipeError(
-                f"{KEY} = {self._name!r} returns a value of type "
-                f"{type(changed).__name__}: return the images"
+                "recipe.returns-value-type-return",
+                key=KEY,
+                name=self._name,
+                name_2=type(changed).__name__,
             )
         if _looks(changed) != looks:
             raise RecipeError(
-                f"{KEY} = {self._name!r} returns {_looks(changed)}: return images as it gets "
-                f"them, {looks}"
+                "recipe.returns-return-images-gets",
+                key=KEY,
+                name=self._name,
+                looks=_looks(changed),
+                looks_2=looks,
             )
         return replace(batch, images_BCHW=changed)
 

@@ -47,25 +47,25 @@ def recognise(place: ResolvedLocation) -> str:
         found = f"holds {loose:,} images, but no folder of a class" if loose else "no images found"
         other = f"; left out: {left_out}" if left_out and not loose else ""
         raise DataError(
-            f"{place.location}: {found}; expected one folder per class (CLASS/*.jpg), "
-            f"or tars, TFRecords, HDF5, Parquet or packed files in it{other}"
+            "data.expected-one-folder-per", location=place.location, found=found, other=other
         )
-    raise DataError(
-        f"{place.location}: not a known format; expected a folder, tars, TFRecords, HDF5, "
-        "Parquet, packed files, or a list of images (.csv, .tsv)"
-    )
+    raise DataError("data.known-format-expected-folder", location=place.location)
 
 
 def _check_options(place: ResolvedLocation, name: str) -> None:
     """DataError for an option that the format's reader does not know."""
     known = getattr(FORMATS[name], "OPTIONS", ())
     if len(place.options) < place.option_text.count("#"):
-        raise DataError(f"{place.location}{place.option_text}: has an option twice")
+        raise DataError("data.option-twice", location=place.location, option_text=place.option_text)
     wrong = [f"#{option}=" for option in place.options if option not in known]
     if wrong:
         taken = " and ".join(f"#{option}=" for option in known) or "none"
         raise DataError(
-            f"{place.location}: {wrong[0]} is no option of the format {name}, which takes {taken}"
+            "data.no-option-format-takes",
+            location=place.location,
+            wrong=wrong[0],
+            name=name,
+            taken=taken,
         )
 
 

@@ -40,10 +40,12 @@ def find_column(
     if len(found) > 1:
         hint = "name one: LOCATION#label=COLUMN" if kind == "label" else "rename one to " + first
         either = " and ".join(repr(names[at]) for at in found)
-        raise DataError(f"{where}: {either} can each be the {kind}: {hint}")
+        raise DataError("data.each", where=where, either=either, kind=kind, hint=hint)
     if wanted is not None and not found:
         hint = did_you_mean(wanted, names)
-        raise DataError(f"{where}: has no column {wanted!r}, but {_listed(names)}{hint}")
+        raise DataError(
+            "data.no-column-but-2", where=where, wanted=wanted, listed=_listed(names), hint=hint
+        )
     return found[0] if found else None
 
 
@@ -52,8 +54,13 @@ def missing(kind: str, names: Sequence[str], where: str) -> DataError:
     *usual, last = _NAMES[kind].split()
     hint = "; or name one: LOCATION#label=COLUMN" if kind == "label" else ""
     return DataError(
-        f"{where}: has no column of the {kind} ({', '.join(usual)} or {last}), "
-        f"but {_listed(names)}{hint}"
+        "data.no-column-but",
+        where=where,
+        kind=kind,
+        usual=", ".join(usual),
+        last=last,
+        listed=_listed(names),
+        hint=hint,
     )
 
 

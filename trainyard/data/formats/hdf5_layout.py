@@ -38,13 +38,10 @@ def check_inside(file: Any, key: Any, where: str) -> Any:
 
     found = file[key]
     if not isinstance(found, Dataset):
-        raise DataError(f"{where}: {found.name} is no dataset")
+        raise DataError("data.no-dataset", where=where, name=found.name)
     settings = found.id.get_create_plist()
     if settings.get_layout() == h5d.VIRTUAL or settings.get_external_count():
-        raise DataError(
-            f"{where}: {found.name} keeps its data in other files; rewrite it: "
-            "`h5repack -f NONE -l CONTI FILE NEW`"
-        )
+        raise DataError("data.keeps-data-other-files", where=where, name=found.name)
     return found
 
 
@@ -52,14 +49,19 @@ def read_targets(file: Any, classes: Sequence[str] | None, where: str) -> Rows:
     """The class numbers of a split's images; DataError if they are none."""
     stored = file[TARGETS]
     if stored.dtype.kind not in "iu":
-        raise DataError(f"{where}: {TARGETS} are {stored.dtype}, expected integers")
+        raise DataError("data.expected-integers", where=where, targets=TARGETS, dtype=stored.dtype)
     targets: Rows = stored[...].astype(np.int64).reshape(-1)
     limit = MAX_CLASSES if classes is None else len(classes)
     wrong = np.flatnonzero((targets < 0) | (targets >= limit))
     if len(wrong):
         count = "" if classes is None else f" among {limit} classes"
         raise DataError(
-            f"{where}: {TARGETS} row {wrong[0]} is {targets[wrong[0]]}, no class number{count}"
+            "data.row-no-class-number",
+            where=where,
+            targets=TARGETS,
+            wrong=wrong[0],
+            targets_2=targets[wrong[0]],
+            count=count,
         )
     return targets
 
@@ -78,8 +80,12 @@ def find_splits(file: Any, where: str) -> list[SplitRows]:
     for split in splits:
         if split.labels is not None and len(split.labels) != len(split.images):
             raise DataError(
-                f"{where}: {split.name or 'it'} has {len(split.images):,} images, "
-                f"but {len(split.labels):,} {TARGETS}"
+                "data.images-but",
+                where=where,
+                name=split.name or "it",
+                num_images=len(split.images),
+                num_labels=len(split.labels),
+                targets=TARGETS,
             )
     return splits
 
@@ -90,7 +96,7 @@ def left_out_of(splits: Sequence[SplitRows], images: int, where: str) -> LeftOut
     times = np.bincount(np.concatenate([*read, np.empty(0, np.int64)]), minlength=images)
     if (times > 1).any():
         raise DataError(
-            f"{where}: its splits name row {np.argmax(times > 1)} of {IMAGES} more than once"
+            "data.splits-name-row-more", where=where, argmax=np.argmax(times > 1), images=IMAGES
         )
     found, is_known = LeftOut(), times > 0
     for name, rows, labels in splits:
@@ -109,16 +115,16 @@ def _table_of_splits(file: Any, where: str) -> list[SplitRows]:
     """The splits in fuel's table, which has a line for each dataset of each split."""
     table = np.ravel(file.attrs["split"])
     if not {"split", "source", "start", "stop", "available"} <= set(table.dtype.names or ()):
-        raise DataError(f"{where}: its attribute `split` is not fuel's table of splits")
+        raise DataError("data.attribute-split-fuel-s", where=where)
     found: dict[str, dict[str, Rows]] = {}
     for line in table:
         name, source = _text(line["split"]), _text(line["source"])
         if source in (IMAGES, TARGETS) and np.ravel(line["available"])[0]:
             rows = _rows_of(line, file, len(file[source]), where)
             if rows is None:
-                raise DataError(f"{where}: split {name} names rows of {source} that are not there")
+                raise DataError("data.split-names-rows", where=where, name=name, source=source)
             if source in found.setdefault(name, {}):
-                raise DataError(f"{where}: split {name} has two lines of {source}")
+                raise DataError("data.split-two-lines", where=where, name=name, source=source)
             found[name][source] = rows
     splits = [
         SplitRows(_split(name, rows, where), rows[IMAGES], rows.get(TARGETS))
@@ -126,9 +132,9 @@ def _table_of_splits(file: Any, where: str) -> list[SplitRows]:
         if IMAGES in rows
     ]
     if len({split.name for split in splits}) < len(splits):
-        raise DataError(f"{where}: several of its splits are one, {', '.join(found)}")
+        raise DataError("data.several-splits-one", where=where, found=", ".join(found))
     if not splits:
-        raise DataError(f"{where}: its table of splits names no rows of {IMAGES}")
+        raise DataError("data.table-splits-names-no", where=where, images=IMAGES)
     return splits
 
 
@@ -137,7 +143,7 @@ def _split(name: str, rows: dict[str, Rows], where: str) -> str:
     split = split_named(name)
     if not split and TARGETS in rows:
         hint = did_you_mean(name, ("train", "valid", "test"))
-        raise DataError(f"{where}: its split {name!r} is none of train, val and test{hint}")
+        raise DataError("data.split-none-train-val", where=where, name=name, hint=hint)
     return split or name
 
 
@@ -163,7 +169,7 @@ def find_classes(file: Any, where: str) -> list[str] | None:
     if NAMES in file:
         names = [_text(name) for name in file[NAMES][...].reshape(-1)]
         if len(set(names)) < len(names):
-            raise DataError(f"{where}: {NAMES} has a name twice")
+            raise DataError("data.name-twice", where=where, names=NAMES)
         return names
     splits = find_splits(file, where)
     if not splits[0].name:
@@ -174,8 +180,10 @@ def find_classes(file: Any, where: str) -> list[str] | None:
         found = (files("trainyard.data.formats") / "ilsvrc2012.txt").read_text().split()
     if found is None:
         raise DataError(
-            f"{where}: nothing in it says what its {targets.max(initial=-1) + 1} class numbers "
-            f"mean, and fuel's are in no common order; add a dataset {NAMES} of their names"
+            "data.nothing-says-what-class",
+            where=where,
+            max=targets.max(initial=-1) + 1,
+            names=NAMES,
         )
     return found
 

@@ -31,8 +31,7 @@ def check_readable_by_offset(dataset: Any, where: str) -> None:
     element = h5py.check_vlen_dtype(dataset.dtype)
     if element is None or np.dtype(element).itemsize != 1 or dataset.ndim != 1:
         raise DataError(
-            f"{where}: {dataset.name} of shape {dataset.shape} is no row of variable-length bytes, "
-            "each the content of an image file"
+            "data.shape-no-row-variable", where=where, name=dataset.name, shape=dataset.shape
         )
     settings = dataset.id.get_create_plist()
     problem = None
@@ -46,7 +45,7 @@ def check_readable_by_offset(dataset: Any, where: str) -> None:
         problem = "lies in a file whose addresses are not of 8 bytes"
     if problem:
         raise DataError(
-            f"{where}: {dataset.name} {problem}; rewrite it: `h5repack -f NONE -l CONTI FILE NEW`"
+            "data.rewrite-h5repack-f-none", where=where, name=dataset.name, problem=problem
         )
 
 
@@ -104,7 +103,7 @@ def _locate_block(
             if size != length:
                 raise ValueError(f"has {length:,} bytes, but {size:,} are stored")
         except ValueError as error:
-            raise DataError(f"{source.name}: row {row}: {error}") from None
+            raise DataError("data.row", name=source.name, row=row, error=error) from None
         offsets.append(offset)
     return offsets
 

@@ -98,9 +98,10 @@ def _duplicates(place: ResolvedLocation, hashes: Sequence[int]) -> dict[int, _Ro
             continue
         if ({*known.labels}, known.split) != ({*row.labels}, row.split):
             raise DataError(
-                f"{row.where}: {row.path}: is {_about(row)} here and {_about(known)} in "
+                "command.text",
+                text=f"{row.where}: {row.path}: is {_about(row)} here and {_about(known)} in "
                 f"{known.where.rpartition(', ')[2]}: leave one out"
-                + ("" if row.has_list else f"; several labels go into a column {LISTS}, as in a|b")
+                + ("" if row.has_list else f"; several labels go into a column {LISTS}, as in a|b"),
             )
         again[number] = row
     return again
@@ -134,13 +135,17 @@ def _size(place: ResolvedLocation, real_path: Callable[[str], str], row: _Row) -
     except OSError as error:
         shown = os.path.abspath(path) if row.path.startswith("..") else row.path
         hint = "; write / for \\" if "\\" in row.path else ""
-        raise DataError(f"{row.where}: {shown}: {error.strerror}{hint}") from None
+        raise DataError(
+            "data.failed", where=row.where, shown=shown, strerror=error.strerror, hint=hint
+        ) from None
     if not S_ISREG(stat.st_mode):
-        raise DataError(f"{row.where}: {row.path}: is not a file")
+        raise DataError("data.file", where=row.where, path=row.path)
     folder = real_path(_root(place))
     real = os.path.realpath(path) if is_link else real_path(os.path.dirname(path))
     if not os.path.join(real, "").startswith(os.path.join(folder, "")):
-        raise DataError(f"{row.where}: {row.path}: links lead to {real}, {_outside(place)}")
+        raise DataError(
+            "data.links-lead", where=row.where, path=row.path, real=real, outside=_outside(place)
+        )
     return stat.st_size
 
 
@@ -184,10 +189,7 @@ def _columns(names: Sequence[str], where: str, wanted: str | None) -> _Columns:
 def _rows(place: ResolvedLocation) -> Iterator[_Row]:
     path = place.path(place.names[0])
     if is_remote(path):
-        raise DataError(
-            f"{path}: a list of images is read from a local file: download it with its images, or "
-            "pack them (`trainyard data pack`) and serve the shards"
-        )
+        raise DataError("data.list-images-read-local", path=path)
     inside = os.path.join(_root(place), "")
     here = os.path.join(os.path.abspath(place.root), "")
     real_here = os.path.realpath(here)  # `..` is the folder above this one, whatever links to it
@@ -195,12 +197,12 @@ def _rows(place: ResolvedLocation) -> Iterator[_Row]:
         if not row.path or "" in row.labels or row.split == "":
             label = "one of its labels" if row.has_list else "its label"
             empty = "its path" if not row.path else label if "" in row.labels else "its split"
-            raise DataError(f"{row.where}: {empty} is empty")
+            raise DataError("data.empty", where=row.where, empty=empty)
         full = os.path.normpath(os.path.join(inside, row.path))
         if "://" in row.path:
-            raise DataError(f"{row.where}: {row.path!r} is a URL: download the images")
+            raise DataError("data.url-download-images", where=row.where, path=row.path)
         if not is_inside(full.removeprefix(inside)):
-            raise DataError(f"{row.where}: {row.path!r} lies {_outside(place)}")
+            raise DataError("data.lies", where=row.where, path=row.path, outside=_outside(place))
         is_here = full.startswith(here)
         name = full[len(here) :] if is_here else os.path.relpath(full, real_here)
         yield row._replace(path=name, split=_split(row))
@@ -210,7 +212,7 @@ def _split(row: _Row) -> str | None:
     if row.split is None or (split := split_named(row.split)):
         return row.split and split
     hint = did_you_mean(row.split, ("train", "val", "test", "training", "validation"))
-    raise DataError(f"{row.where}: its split is {row.split!r}, none of train, val and test{hint}")
+    raise DataError("data.split-none-train-val-2", where=row.where, split=row.split, hint=hint)
 
 
 def _text_lines(path: str) -> Iterator[str]:
@@ -221,11 +223,9 @@ def _text_lines(path: str) -> Iterator[str]:
                 try:
                     yield line.decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError:
-                    raise DataError(
-                        f"{path}, line {number}: is not UTF-8: save the list as UTF-8"
-                    ) from None
+                    raise DataError("data.line-utf-save-list", path=path, number=number) from None
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        raise DataError("data.cannot-read", path=path, strerror=error.strerror) from None
 
 
 def _csv_rows(path: str, wanted: str | None) -> Iterator[_Row]:
@@ -241,12 +241,15 @@ def _csv_rows(path: str, wanted: str | None) -> Iterator[_Row]:
                 continue  # a blank line, or the empty row of a spreadsheet
             if len(cells) != len(names):
                 raise DataError(
-                    f"{where}: has {len(cells)} cells, and the header {len(names)}: put quotes "
-                    f"around a text with {reader.dialect.delimiter!r} in it"
+                    "data.cells-header-put-quotes",
+                    where=where,
+                    num_cells=len(cells),
+                    num_names=len(names),
+                    delimiter=reader.dialect.delimiter,
                 )
             yield _row(where, columns, cells)
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: is not CSV ({error})") from None
+        raise DataError("data.line-csv", path=path, line_num=reader.line_num, error=error) from None
 
 
 def _delimiter(header: str) -> str:

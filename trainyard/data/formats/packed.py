@@ -81,8 +81,7 @@ def check_shard(source: Source) -> None:
     ):
         if checksum(source, offset, offset + size) != crc:
             raise DataError(
-                f"{source.name}: sample {number}, byte {offset}: its checksum does not match its "
-                "bytes"
+                "data.sample-byte-checksum-does", name=source.name, number=number, offset=offset
             )
 
 
@@ -121,7 +120,7 @@ def _read_shard(
     with closing(open_source(place.path(name))) as source:
         table = read_table(source)
     if table.classes != classes:
-        raise DataError(f"{source.name}: its classes differ from those of {first}")
+        raise DataError("data.classes-differ-those-2", name=source.name, first=first)
     return FileRows(
         name,
         _array("q", table.offset, "<i8"),
@@ -159,13 +158,14 @@ def _read_footer(source: Source, end: bytes) -> tuple[int, int, int, int]:
     if not is_whole:
         if source.read(0, min(8, source.size)) == _MAGIC:
             raise _damaged(source, "it is cut short")
-        raise DataError(f"{source.name}: not a packed shard; `trainyard data pack` writes them")
+        raise DataError("data.packed-shard-trainyard-data", name=source.name)
     _, version, checksum, count, names, table, own = _FOOTER.unpack(footer)
     if version != _VERSION:
         raise DataError(
-            f"{source.name}: a packed shard of version {version}, and this version of Trainyard "
-            "reads "
-            f"{_VERSION}; install the version that wrote it, or pack again"
+            "data.packed-shard-version-version",
+            name=source.name,
+            version=version,
+            version_2=_VERSION,
         )
     if crc32c(footer[:-4]) != own:
         raise _damaged(source, "the checksum of its footer does not match")
@@ -194,7 +194,7 @@ def _check(source: Source, table: Table, end: int) -> None:
 
 
 def _damaged(source: Source, why: str) -> DataError:
-    return DataError(f"{source.name}: a damaged packed shard: {why}; copy or pack it anew")
+    return DataError("data.damaged-packed-shard-copy", name=source.name, why=why)
 
 
 def _array(kind: str, values: NDArray[Any], dtype: str) -> "array[int]":

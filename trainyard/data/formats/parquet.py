@@ -97,7 +97,9 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise DataError(f"Parquet needs pyarrow: {install_hint('parquet')}") from None
+        raise DataError(
+            "data.parquet-needs-pyarrow", install_hint=install_hint("parquet")
+        ) from None
     return pyarrow, pyarrow.parquet
 
 
@@ -110,7 +112,7 @@ def _open(name: str) -> Iterator[tuple[Any, Source]]:
             yield pq.ParquetFile(SourceStream(source)), source
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise DataError(f"{name}: not a readable Parquet file ({reason})") from None
+            raise DataError("data.readable-parquet-file", name=name, reason=reason) from None
 
 
 # --- reading ---
@@ -142,8 +144,9 @@ def _rows(
         splits |= splits_of
         if len(splits) > 1:
             raise DataError(
-                f"{place.path(rows.path)}: its rows or those of files before it are of several "
-                f"splits, {', '.join(sorted(splits))}: write files of one split each"
+                "data.rows-those-files-before",
+                path=place.path(rows.path),
+                splits=", ".join(sorted(splits)),
             )
         if rows.sizes:
             yield rows._replace(labels=[numbers[n] for n in rows.labels]) if numbers else rows
@@ -159,7 +162,7 @@ def _read_file(place: ResolvedLocation, first: str, layout: Layout, name: str) -
     with _open(place.path(name)) as (file, source):
         own = find_layout(file, source.name, place.options.get("label"))
         if (own.label, own.is_text, own.classes) != (layout.label, layout.is_text, layout.classes):
-            raise DataError(f"{source.name}: its labels or classes differ from those of {first}")
+            raise DataError("data.labels-classes-differ-those", name=source.name, first=first)
         data = BufferedReader(source, _REMOTE_READ) if is_remote(name) else BufferedReader(source)
         for number in range(file.metadata.num_row_groups):
             group = _Group(number, len(sizes))
@@ -196,7 +199,7 @@ def _spans(file: Any, layout: Layout, group: _Group, data: BufferedReader) -> It
         most_level=file.schema.column(layout.image).max_definition_level,
     )
     if column.rows != rows.num_rows:
-        raise DataError(f"{data.name}: row group {group.number} is damaged")
+        raise DataError("data.row-group-damaged", name=data.name, number=group.number)
     count = 0
     try:
         for page in find_values(data, column, decompress):
@@ -205,16 +208,13 @@ def _spans(file: Any, layout: Layout, group: _Group, data: BufferedReader) -> It
     except NullValue as error:
         row = count + error.row
         what = _no_image(file, layout, group, row)
-        raise DataError(f"{data.name}: row {group.first + row}: {what}") from None
+        raise DataError("data.row-2", name=data.name, first=group.first + row, what=what) from None
     except NotByOffset as error:
-        raise DataError(
-            f"{data.name}: its images cannot be read by their offset, because {error}; write the "
-            'file anew without compression: python -c "import pyarrow.parquet as p; '
-            "p.write_table(p.read_table('FILE'), 'NEW', compression='none', use_dictionary=False, "
-            'row_group_size=100)"'
-        ) from None
+        raise DataError("data.images-cannot-read-their", name=data.name, error=error) from None
     except ValueError as error:
-        raise DataError(f"{data.name}: row group {group.number} is damaged: {error}") from None
+        raise DataError(
+            "data.row-group-damaged-2", name=data.name, number=group.number, error=error
+        ) from None
 
 
 def _no_image(file: Any, layout: Layout, group: _Group, row: int) -> str:
@@ -238,7 +238,9 @@ def _labels(file: Any, layout: Layout, group: _Group, name: str) -> tuple[list[A
     def check(is_wrong: Any, what: str) -> None:
         wrong = np.flatnonzero(is_wrong)
         if len(wrong):
-            raise DataError(f"{name}: row {rows[wrong[0]]}: {layout.label} {what}")
+            raise DataError(
+                "data.row-3", name=name, rows=rows[wrong[0]], label=layout.label, what=what
+            )
 
     column = file.read_row_group(group.number, columns=[layout.label], use_threads=False).column(0)
     column, counts = column.combine_chunks(), []

@@ -94,11 +94,8 @@ def _find_image(file: Any, features: dict[str, Any], name: str, label: str) -> t
         raise missing("image", schema.names, name)
     kind = schema.field(at).type
     if _is_text(kind) or (is_struct(kind) and kind.get_field_index("path") >= 0):
-        raise DataError(f"{name}: its column {schema.names[at]!r} {PATHS}")
-    raise DataError(
-        f"{name}: its column {schema.names[at]!r} is {kind}, and no images: expected binary, or "
-        "struct<bytes: binary, path: string>, with the contents of image files"
-    )
+        raise DataError("data.column", name=name, names=schema.names[at], paths=PATHS)
+    raise DataError("data.column-no-images-expected", name=name, names=schema.names[at], kind=kind)
 
 
 def _label_kind(kind: Any, where: str) -> tuple[bool, bool]:
@@ -109,10 +106,7 @@ def _label_kind(kind: Any, where: str) -> tuple[bool, bool]:
     value = kind.value_type if has_lists else kind
     number = value.value_type if types.is_dictionary(value) else value
     if not _is_text(value) and not types.is_integer(number):
-        raise DataError(
-            f"{where} is {kind}: labels are whole numbers or texts, or lists of them; or name "
-            "another column of labels: LOCATION#label=COLUMN"
-        )
+        raise DataError("data.labels-whole-numbers-texts", where=where, kind=kind)
     return has_lists, _is_text(value)
 
 
@@ -154,7 +148,7 @@ def _names(feature: Any, name: str) -> list[str] | None:
     if names is None:
         return None
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
-        raise DataError(f"{name}: the names of its classes are no list of names")
+        raise DataError("data.names-classes-no-list", name=name)
     if len({*names}) < len(names):
-        raise DataError(f"{name}: a name of a class appears twice in its metadata")
+        raise DataError("data.name-class-appears-twice", name=name)
     return names

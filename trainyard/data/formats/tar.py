@@ -98,7 +98,7 @@ class SequentialReader:
     def read(self, offset: int, size: int) -> bytes:
         """`size` bytes further on. DataError if the stream ends before."""
         if size > _MAX_READ:
-            raise DataError(f"{self.name}, byte {offset}: {size:,} bytes are implausible")
+            raise DataError("data.byte-bytes-implausible", name=self.name, offset=offset, size=size)
         while self._position < offset:
             self._take(min(offset - self._position, _AHEAD))
         return self._take(size)
@@ -107,7 +107,9 @@ class SequentialReader:
         """Reads the bytes after the end mark. DataError if they are more than padding."""
         while content := self._stream.read(_AHEAD):
             if content.strip(b"\0"):
-                raise DataError(_second_archive(self.name, self._position))
+                raise DataError(
+                    "data.second-archive", second_archive=_second_archive(self.name, self._position)
+                )
 
     def close(self) -> None:
         self._stream.close()
@@ -116,7 +118,7 @@ class SequentialReader:
         content = self._stream.read(size)
         self._position += len(content)
         if len(content) < size:
-            raise DataError(_truncated(self.name, self._position))
+            raise DataError("data.truncated", truncated=_truncated(self.name, self._position))
         return content
 
 
@@ -154,12 +156,12 @@ def walk(
             is_file = kind in _REGULAR
             override = {} if is_file else _override(tar, member, kind, override)
         except _Broken as error:
-            raise DataError(f"{tar.name}, byte {position}: {error}") from None
+            raise DataError("data.byte", name=tar.name, position=position, error=error) from None
         # Tars older than POSIX mark a folder by a slash.
         if (is_file and name[-1:] != "/") or (kind in _WITHOUT_CONTENT and kind != b"5"):
             yield member
         position = member.offset + -(-size // _BLOCK) * _BLOCK
-    raise DataError(_truncated(tar.name, end))
+    raise DataError("data.truncated", truncated=_truncated(tar.name, end))
 
 
 def find_header(tar: BufferedTarReader, start: int, until: int) -> int | None:
@@ -183,7 +185,9 @@ def _check_end(tar: BufferedTarReader, position: int, end: int) -> None:
     """DataError if there is more than padding behind the end mark at byte `position`."""
     for start in range(position, end, _AHEAD):
         if tar.read(start, min(_AHEAD, end - start)).strip(b"\0"):
-            raise DataError(_second_archive(tar.name, position))
+            raise DataError(
+                "data.second-archive", second_archive=_second_archive(tar.name, position)
+            )
 
 
 def _second_archive(name: str, position: int) -> str:

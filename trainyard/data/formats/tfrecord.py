@@ -78,7 +78,7 @@ def check_shard(source: Source) -> None:
     for record in _records(BufferedReader(source)):
         begin, end = record.data
         if source.read(end, _TAIL) != _masked(checksum(source, begin, end)):
-            raise DataError(f"{record.where(source)}: its checksum does not match its data")
+            raise DataError("data.checksum-does-match-data", where=record.where(source))
 
 
 # --- reading ---
@@ -120,10 +120,14 @@ def _united(known: dict[int, str], found: dict[int, str], name: str) -> dict[int
     for label, synset in known.items():
         if united[label] != synset:
             raise DataError(
-                f"{name}: label {label + 1} is {united[label]!r} here, {synset!r} elsewhere"
+                "data.label-elsewhere",
+                name=name,
+                label=label + 1,
+                united=united[label],
+                synset=synset,
             )
     if len(set(united.values())) < len(united):
-        raise DataError(f"{name}: gives one image/class/synset two labels")
+        raise DataError("data.gives-one-image-class", name=name)
     return united
 
 
@@ -142,7 +146,7 @@ def _read_shard(place: ResolvedLocation, name: str) -> tuple[FileRows, _Synsets]
                         f"label {label + 1} is {synset!r} here, {synsets[label]!r} before"
                     )
             except ValueError as error:
-                raise DataError(f"{record.where(data)}: {error}") from None
+                raise DataError("data.failed-2", where=record.where(data), error=error) from None
             offsets.append(start)
             sizes.append(end - start)
             labels.append(label)
@@ -155,19 +159,17 @@ def _records(data: BufferedReader) -> Iterator[_Record]:
     while position < data.size:
         record = _Record(number, position, (position + _HEAD, position + _HEAD))
         if position + _HEAD + _TAIL > data.size:
-            raise DataError(f"{record.where(data)}: the file is truncated")
+            raise DataError("data.file-truncated", where=record.where(data))
         head = data.read(position, _HEAD)
         if not _length_is_sound(head):
             is_compressed = not position and head.startswith(_GZIP)
             hint = "the file is compressed; unpack it with gunzip" if is_compressed else "damaged"
-            raise DataError(
-                f"{record.where(data)}: the checksum of the length does not match ({hint})"
-            )
+            raise DataError("data.checksum-length-does-match", where=record.where(data), hint=hint)
         length = int.from_bytes(head[:8], "little")
         end = position + _HEAD + length
         if end + _TAIL > data.size:
             raise DataError(
-                f"{record.where(data)}: the file is truncated inside a record of {length:,} bytes"
+                "data.file-truncated-inside-record", where=record.where(data), length=length
             )
         yield record._replace(data=(position + _HEAD, end))
         position, number = end + _TAIL, number + 1

@@ -126,9 +126,7 @@ def _grouped(name: str, path: str, parts: Iterable["_Part"]) -> FileScan:
         else:
             labels.append(label)
         if len(counts) not in (0, len(sizes)):
-            raise DataError(
-                f"{path}: sample {key!r}: some samples have a list of labels and some a number"
-            )
+            raise DataError("data.sample-some-samples-list", path=path, key=key)
     rows = [FileRows(name, offsets, sizes, labels, counts=counts or None)]
     return FileScan(rows, shard.left_out())
 
@@ -147,10 +145,7 @@ class _Shard:
         for key, some in groupby(self._needed(parts), key=attrgetter("key")):
             sample = list(some)
             if key in self._keys:
-                raise DataError(
-                    f"{self._path}: sample {key!r} is stored twice, as `tar -r` does for a newer "
-                    "one: write the shard anew, with a key for each sample"
-                )
+                raise DataError("data.sample-stored-twice-tar", path=self._path, key=key)
             self._keys.add(key)
             self._others.pop(key, None)
             yield key, sample
@@ -279,10 +274,7 @@ def streamed(tar: SequentialReader) -> Iterator[Streamed]:
     for key, parts in shard.samples(_parts(tar, members(tar), images=True)):
         image, label = _sample(parts, f"{tar.name}: sample {key!r}")
         if isinstance(label, list):
-            raise DataError(
-                f"{tar.name}: sample {key!r} has a list of labels, which data.order = 'join' does "
-                "not read: use another order"
-            )
+            raise DataError("data.sample-list-labels-data", name=tar.name, key=key)
         yield Streamed(key, image.member.offset, image.content, label)
     tar.finish()
     if (left_out := shard.left_out()) and not _told:
@@ -331,15 +323,12 @@ def _sample(parts: list[_Part], where: str) -> tuple[_Part, int | list[int]]:
     labels = labels or [part for part in parts if part.field == ".json"]
     if len(images) != 1 or len(labels) != 1:
         found = ", ".join(part.member.name for part in parts)
-        raise DataError(
-            f'{where}: expected one image and one label (.cls, or .json with "label"), '
-            f"found {found}"
-        )
+        raise DataError("data.expected-one-image-one", where=where, found=found)
     read_label = _ascii_or_binary if labels[0].field == ".cls" else _from_json
     label = read_label(labels[0].content)
     if not all(0 <= one < MAX_CLASSES for one in ([label] if isinstance(label, int) else label)):
         shown = labels[0].content[:60]
-        raise DataError(f"{where}: {shown!r} in {labels[0].field} is not a class number")
+        raise DataError("data.class-number", where=where, shown=shown, field=labels[0].field)
     return images[0], label
 
 
@@ -407,7 +396,7 @@ def write(path: Path, samples: Iterable[EncodedSample], classes: Sequence[str] |
 def _header(name: str, size: int) -> bytes:
     raw = name.encode("utf-8", "surrogateescape")
     if len(raw) > 100:
-        raise DataError(f"{name}: a name in a WebDataset shard has at most 100 bytes")
+        raise DataError("data.name-webdataset-shard-most", name=name)
     header = _HEADER % (raw.ljust(100, b"\0"), size)
     checksum = (adler32(header) & 0xFFFF) - 1  # the sum of the bytes, here below 65521
     return b"%b%06o\0 %b" % (header[:148], checksum, header[156:])

@@ -100,10 +100,13 @@ def _collect(scan: Scan, progress: Progress) -> tuple[dict[str, Header], dict[st
         print_line(f"{scan.place.location}: {remark}a file is missed")
     tables = _tables(scan, progress)
     if (scan.place.split or "") not in tables:
-        raise DataError(_wrong_split(scan, [split for split in tables if split]))
+        raise DataError(
+            "index.wrong-split",
+            wrong_split=_wrong_split(scan, [split for split in tables if split]),
+        )
     classes = _name_classes(scan, tables)
     if not classes and not any(table.label for table in tables.values()):
-        raise DataError(f"{scan.place.location}: none of its images has a label")
+        raise DataError("index.none-images-label", location=scan.place.location)
     common = {
         "format": scan.format,
         "has_names": classes is not None,
@@ -181,8 +184,10 @@ class _Table:
         has_lists = rows.counts is not None if len(rows.sizes) else self.has_lists
         if self.has_lists not in (None, has_lists):
             raise DataError(
-                f"{rows.path}: has {_kind(has_lists)}, and the files before it "
-                f"{_kind(not has_lists)}: write lists everywhere, or nowhere"
+                "index.files-before-write-lists",
+                path=rows.path,
+                kind=_kind(has_lists),
+                kind_2=_kind(not has_lists),
             )
         self.has_lists = has_lists
         if rows.path != self._last:
@@ -253,8 +258,7 @@ def _name_classes(scan: Scan, tables: dict[str, _Table]) -> list[str] | None:
         highest = max((max(table.label, default=0) for table in tables.values()), default=0)
         if known and highest >= len(known):
             raise DataError(
-                f"{where}: holds label {highest}, but the manifest beside it names {len(known)} "
-                "classes only"
+                "index.holds-label-but-manifest", where=where, highest=highest, num_known=len(known)
             )
         return known or None
     classes = sorted(names)
@@ -319,8 +323,10 @@ def _save(place: ResolvedLocation, header: Header, table: _Table) -> Index:
         return save_index(cached, header | {"root": root}, columns)
     except OSError as error:
         raise DataError(
-            f"{place.location}: its index can be written neither beside it nor to {cached} "
-            f"({error.strerror}); set TRAINYARD_CACHE to a writable folder"
+            "index.index-written-neither-beside",
+            location=place.location,
+            cached=cached,
+            strerror=error.strerror,
         ) from None
 
 

@@ -29,19 +29,20 @@ def read_labels(path: Path, index: Index) -> Labels:
     try:
         tree = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: labels cannot be read: {error}") from None
+        raise DataError("index.labels-cannot-read", path=path, error=error) from None
     _check(tree, path, len(index.classes))
     numbers = _numbers(index)
     if numbers is None:
         raise DataError(
-            f"{path}: its labels go by the numbers in names such as ILSVRC2012_val_00000001.JPEG, "
-            f"which {index.root or 'merged data'} does not tell: evaluate on one folder of files "
-            "with these names, or on what `trainyard data prepare imagenet-1k` made"
+            "index.labels-go-numbers-names", path=path, root=index.root or "merged data"
         )
     if len(numbers) and int(numbers.max()) > len(tree):
         raise DataError(
-            f"{path}: has labels for {len(tree):,} images, but {index.root} has image "
-            f"{int(numbers.max()):,}"
+            "index.labels-images-but-image",
+            path=path,
+            num_tree=len(tree),
+            root=index.root,
+            max=int(numbers.max()),
         )
     return [tree[number - 1] for number in numbers.tolist()]
 
@@ -51,12 +52,15 @@ def _check(tree: Any, path: Path, num_classes: int) -> None:
         return type(value) is int and 0 <= value < num_classes
 
     if not isinstance(tree, list):
-        raise DataError(f"{path}: expected a JSON list with a list of class numbers for each image")
+        raise DataError("index.expected-json-list-list", path=path)
     for number, labels in enumerate(tree, start=1):
         if not (isinstance(labels, list) and all(map(is_label, labels))):
             raise DataError(
-                f"{path}: image {number:,} has {json.dumps(labels)[:60]} instead of a list of "
-                f"class numbers from 0 to {num_classes - 1}"
+                "index.image-instead-list-class",
+                path=path,
+                number=number,
+                dumps=json.dumps(labels)[:60],
+                num_classes=num_classes - 1,
             )
 
 

@@ -137,7 +137,9 @@ def check_present(place: ResolvedLocation) -> None:
     try:
         open_source(url).close()
     except PermissionError as error:
-        raise DataError(f"{url}: {str(error).removeprefix(f'{url}: ')}") from None
+        raise DataError(
+            "index.failed-2", url=url, removeprefix=str(error).removeprefix(f"{url}: ")
+        ) from None
     except OSError:
         pass
-    raise DataError(f"{url}: there is no such file{more}")
+    raise DataError("index.no-such-file", url=url, more=more)

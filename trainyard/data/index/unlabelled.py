@@ -84,13 +84,13 @@ def _expanded(word: str) -> list[str]:
     if os.path.exists(split_of(word)[0]):
         return [word]
     if not word:
-        raise DataError("an empty name: name an image, a folder of images or a URL")
+        raise DataError("index.empty-name-name-image")
     names = [name for text in expand_braces(word) for name in _matches(text)]
     for name in names:
         if not os.path.exists(split_of(name)[0]):
-            raise DataError(f"{name}: no such file or folder")
+            raise DataError("index.no-such-file-folder", name=name)
     if not names:
-        raise DataError(f"{word}: no file matches")
+        raise DataError("index.no-file-matches", word=word)
     return names
 
 
@@ -106,7 +106,7 @@ def _is_image(name: str) -> bool:
     if os.path.isdir(name) or not os.path.exists(name):
         return False
     if not os.path.isfile(name):
-        raise DataError(f"{name}: not a regular file")
+        raise DataError("index.regular-file", name=name)
     if has_image_suffix(name):
         return True
     place = find_place(name)

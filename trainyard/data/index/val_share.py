@@ -77,8 +77,11 @@ def open_part(index: Index, side: Side) -> Index:
         return save_part(index, side, path)
     except OSError as error:
         raise DataError(
-            f"{index.root}: the index of its {side.split} part cannot be written to {path} "
-            f"({error.strerror}); set TRAINYARD_CACHE to a writable folder"
+            "index.index-part-cannot-written",
+            root=index.root,
+            split=side.split,
+            path=path,
+            strerror=error.strerror,
         ) from None
 
 
@@ -88,8 +91,7 @@ def save_part(index: Index, side: Side, path: Path) -> Index:
     if not chosen.any() or chosen.all():
         why = "no class has two images" if index.lists is None else "it has too few images"
         raise DataError(
-            f"{index.root}: {why}, so none can be kept for validation "
-            f"(data.val_share = {side.share}): add images, or name validation data by --data.val"
+            "index.none-kept-validation-data", root=index.root, why=why, share=side.share
         )
     rows = np.flatnonzero(chosen == (side.split == "val"))
     names = index.file_names

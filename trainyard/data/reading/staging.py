@@ -187,20 +187,14 @@ class StagedShards:
                 self._present.add(file)
                 self.num_made += 1
                 return
-        raise DataError(
-            f"{self._source(file)}: its checksum differs from dataset.json's; it is damaged or was "
-            "replaced"
-        )
+        raise DataError("data.checksum-differs-dataset-json", source=self._source(file))
 
     def _attempt(self, file: int, checksum: str | None, pool: ThreadPoolExecutor) -> None:
         name, copy = self._source(file), self._copies[file]
         with closing(_open(name)) as source:
             indexed = self._index.stamps.get(self._index.file_names[file])
             if checksum is None and indexed not in (None, source.stamp):
-                raise DataError(
-                    f"{name}: it has changed since it was indexed: start again, and it is indexed "
-                    "anew"
-                )
+                raise DataError("data.changed-since-indexed-start", name=name)
             self._check_room(name, source.size)
             with atomic_write(copy, source.size) as part:
                 part.truncate(source.size)  # so that its room counts as used
@@ -231,7 +225,7 @@ def stage_folder(text: str) -> Path:
     unset = re.search(r"\$\{?(\w+)", folder)
     if unset or not folder:
         what = f"{unset[1]} is not set" if unset else "is empty"
-        raise DataError(f"cannot stage to {text}: {what} on {socket.gethostname()}")
+        raise DataError("data.cannot-stage", text=text, what=what, gethostname=socket.gethostname())
     return Path(folder)
 
 
@@ -242,11 +236,11 @@ def _make_own(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         owners = {folder.stat().st_uid, folder.lstat().st_uid}
     except OSError as error:
-        raise DataError(f"{where} cannot hold copies of data: {error.strerror}") from None
-    if not owners <= {0, os.getuid()}:
         raise DataError(
-            f"{where} belongs to another user, who could change the data: use a folder of your own"
-        )
+            "data.cannot-hold-copies-data", where=where, strerror=error.strerror
+        ) from None
+    if not owners <= {0, os.getuid()}:
+        raise DataError("data.belongs-another-user-who", where=where)
 
 
 def _shards(index: Index) -> list[int]:

@@ -98,28 +98,21 @@ def check_url(url: str) -> None:
         return
     scheme, _, rest = url.partition("://")
     if _LOGIN.match(rest):
-        raise DataError(
-            f"{scheme}://…: a URL with a login: put it into ~/.netrc, as in machine HOST login "
-            "NAME password PASSWORD, and leave it out here"
-        )
+        raise DataError("storage.url-login-put-into", scheme=scheme)
     try:
         _ = urlsplit(url).port
     except ValueError:  # perhaps a login with a / in the password
-        raise DataError(
-            f"{scheme}://…: not a valid URL: no host with a number as its port"
-        ) from None
+        raise DataError("storage.valid-url-no-host", scheme=scheme) from None
     query = rest.partition("?")[2]
     if query and _ENDS_URL.search(url):
-        raise DataError(
-            f"{scheme}://…: a URL with a query, which holds a space, a quote, < or >: write a "
-            "space as %20, ' as %27, \" as %22, < as %3C and > as %3E"
-        )
+        raise DataError("storage.url-query-holds-space", scheme=scheme)
     for pair in query.partition("#")[0].split("&"):
         if _is_secret(pair):
             raise DataError(
-                f"{public_name(url)}: its parameter {pair.partition('=')[0]} looks like a secret, "
-                "and the names of files are written down: use a login in ~/.netrc, or a token in "
-                f"{TOKENS}"
+                "storage.parameter-looks-like-secret",
+                public_name=public_name(url),
+                partition=pair.partition("=")[0],
+                tokens=TOKENS,
             )
 
 
@@ -163,12 +156,11 @@ def token_of(url: SplitResult) -> str | None:
     for item in os.environ.get(TOKENS, "").split():
         server, equals, token = item.partition("=")
         if not (server and equals and token):
-            raise DataError(f"{TOKENS} is malformed: write HOST=TOKEN or HOST:PORT=TOKEN, several "
-                            "with spaces between them")  # fmt: skip
+            raise DataError("storage.malformed-write-host-token", tokens=TOKENS)  # fmt: skip
         if server.lower() in (url.netloc.lower(), f"{url.scheme}://{url.netloc}".lower()):
             found = token
     if found and not (found.isascii() and found.isprintable() and " " not in found):
-        raise DataError(f"the token for {url.netloc} has a character that tokens cannot have")
+        raise DataError("storage.token-character-tokens-cannot", netloc=url.netloc)
     return found or None
 
 

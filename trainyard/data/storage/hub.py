@@ -39,7 +39,7 @@ def hub_path(name: str) -> HubPath:
     """The parts of a name. DataError if it names no data set."""
     found = _NAME.fullmatch(name)
     if found is None:
-        raise DataError(f"{name}: write hf://datasets/OWNER/NAME, or …/NAME@REVISION/PATH")
+        raise DataError("storage.write-hf-datasets-owner", name=name)
     return HubPath(found["repo"], found["revision"] or "main", (found["path"] or "").strip("/"))
 
 
@@ -61,7 +61,7 @@ def files_below(location: str) -> list[str]:
     found = _all_files(hub_endpoint(), repo, revision)
     names = [name.removeprefix(prefix) for name in found if name.startswith(prefix)]
     if not names:
-        raise DataError(f"{location}: no files there")
+        raise DataError("storage.no-files", location=location)
     return names
 
 
@@ -83,15 +83,15 @@ def _all_files(endpoint: str, repo: str, revision: str) -> tuple[str, ...]:
     try:
         found = HfApi(endpoint).list_repo_files(repo, repo_type="dataset", revision=revision)
     except errors.GatedRepoError:
-        raise DataError(f"{name}: {GATED}") from None
+        raise DataError("storage.failed", name=name, gated=GATED) from None
     except (
         errors.RepositoryNotFoundError,
         errors.RevisionNotFoundError,
         errors.HFValidationError,
     ):
-        raise DataError(f"{name}: no such data set or revision, or a private one") from None
+        raise DataError("storage.no-such-data-set", name=name) from None
     except (errors.HTTPError, OSError) as error:
-        raise DataError(f"{name}: {' '.join(str(error).split())}") from None
+        raise DataError("storage.failed-2", name=name, split=" ".join(str(error).split())) from None
     except (KeyError, ValueError):
-        raise DataError(f"{name}: no list of files, as the Hub sends it") from None
+        raise DataError("storage.no-list-files-hub", name=name) from None
     return tuple(sorted(found))

@@ -163,9 +163,10 @@ def _parse(name: str, text: bytes) -> Manifest:
         raise _damaged(name, f"{where}: {first['msg'].lower()}") from None
     if file.version != _VERSION:
         raise DataError(
-            f"{name}: of version {file.version}, and this version of Trainyard reads {_VERSION}: "
-            "install the "
-            "one that wrote it"
+            "storage.version-version-trainyard-reads",
+            name=name,
+            version=file.version,
+            version_2=_VERSION,
         )
     for split in file.splits.values():
         for path in (split.files, *(shard.name for shard in split.shards)):
@@ -177,6 +178,4 @@ def _parse(name: str, text: bytes) -> Manifest:
 
 
 def _damaged(name: str, why: str) -> DataError:
-    return DataError(
-        f"{name}: damaged ({why}); restore it, or remove it to go without names and checksums"
-    )
+    return DataError("storage.damaged-restore-remove-go", name=name, why=why)

@@ -41,21 +41,16 @@ def list_shards(config: DataConfig) -> tuple[str, ...]:
 
 def _check(config: DataConfig) -> None:
     if config.train is None:
-        raise RecipeError("data.train is not set: pass --data.train SHARDS")
+        raise RecipeError("data.data-train-set-pass")
     if not isinstance(config.train, str):
-        raise RecipeError(
-            "data.train has several locations; with data.order = 'join' it has one: a brace list"
-        )
+        raise RecipeError("data.data-train-several-locations")
     if config.samples is None:
-        raise RecipeError(
-            "data.samples is not set: with data.order = 'join' the number of samples per pass is "
-            "not known; set it, a good estimate suffices for schedules"
-        )
+        raise RecipeError("data.data-samples-set-data")
     usual = DataConfig()
     for key in ("locality", "weights", "repeats", "stage", "stage_gb"):
         value = getattr(config, key)
         if value != getattr(usual, key):
-            raise RecipeError(f"data.{key} = {value} {_EXACT_ONLY}: leave it out")
+            raise RecipeError("data.data-leave-out", key=key, value=value, exact_only=_EXACT_ONLY)
 
 
 def _list(location: str) -> list[str]:
@@ -64,11 +59,8 @@ def _list(location: str) -> list[str]:
     place = find_place(location)
     scheme = location.partition("://")[0].lower()
     if is_remote(location) and scheme not in ("http", "https", "hf"):
-        raise DataError(
-            f"{location}: {scheme}:// is read by an index: leave out data.order = 'join', or name "
-            "a command that writes its shards, as in 'pipe:COMMAND'"
-        )
+        raise DataError("data.read-index-leave-out", location=location, scheme=scheme)
     names = place.files(".tar") if place.is_folder else place.names
     if not names:
-        raise DataError(f"{location}: no shards (*.tar) in it")
+        raise DataError("data.no-shards-tar", location=location)
     return [place.path(name) for name in names]

@@ -117,8 +117,9 @@ def finished(destination: Path, identity: Identity) -> Manifest | None:
         for shard in split.shards:
             if not _is_whole(destination, shard):
                 raise DataError(
-                    f"{destination / shard.name}: is missing or truncated; remove "
-                    f"{destination / FILE_NAME} and pack again"
+                    "data.missing-truncated-remove-pack",
+                    destination=destination / shard.name,
+                    destination_2=destination / FILE_NAME,
                 )
     return manifest
 
@@ -127,10 +128,7 @@ def check_empty(destination: Path) -> None:
     """DataError if a destination holds files that a pack would overwrite."""
     found = next((name for name in sorted(os.listdir(destination)) if name[0] != "."), None)
     if found:
-        raise DataError(
-            f"{destination}: is not empty ({found}); choose a new folder, so that nothing is "
-            "overwritten"
-        )
+        raise DataError("data.empty-choose-new-folder", destination=destination, found=found)
 
 
 @contextmanager
@@ -152,13 +150,13 @@ def _lock(path: Path, kind: int, which: str = "") -> Iterator[None]:
             lock = open_own(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             reason = why_unwritable(error, path)
-            raise DataError(f"{path.parent}: cannot be written ({reason})") from None
+            raise DataError("data.cannot-written-2", parent=path.parent, reason=reason) from None
         try:
             fcntl.flock(lock, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
             raise DataError(
-                f"{path.parent}: another process is packing into it{which}: wait for it"
+                "data.another-process-packing-into", parent=path.parent, which=which
             ) from None
         except OSError:  # a file system without locks
             break
@@ -203,8 +201,9 @@ def _check_same(what: str, known: dict[str, Any], identity: Identity) -> None:
         if before.get(key) != value
     ]
     raise DataError(
-        f"{what} made with {'; '.join(changed) or 'a source that has changed since'}: give the "
-        "same settings, or remove it, or choose another destination"
+        "data.made-same-settings-remove",
+        what=what,
+        changed="; ".join(changed) or "a source that has changed since",
     )
 
 
@@ -227,7 +226,7 @@ def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _damaged(path: Path) -> DataError:
-    return DataError(f"{path}: damaged: remove it")
+    return DataError("data.damaged-remove", path=path)
 
 
 def _is_whole(destination: Path, shard: Shard) -> bool:

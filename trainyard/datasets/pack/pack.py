@@ -148,7 +148,7 @@ def _claimed(destination: Path, part: Part | None) -> Iterator[None]:
             yield
     except OSError as error:
         reason = why_unwritable(error, destination)
-        raise DataError(f"{destination}: cannot be written ({reason})") from None
+        raise DataError("data.cannot-written-3", destination=destination, reason=reason) from None
 
 
 def num_samples(splits: dict[str, Selection], options: PackOptions, part: Part | None) -> int:
@@ -211,13 +211,15 @@ def _class_folders(
         width = len(str(highest))
         return tuple(f"{number:0{width}d}" for number in range(highest + 1))
     if highest >= len(classes):
-        raise DataError(f"label {highest} is beyond the {len(classes)} classes that are named")
+        raise DataError(
+            "data.label-beyond-classes-named", highest=highest, num_classes=len(classes)
+        )
     if list(classes) != sorted(set(classes)):
-        raise DataError("classes are numbered by their sorted names: sort them, each named once")
+        raise DataError("data.classes-numbered-their-sorted")
     if options.format == "folder":
         for name in classes:
             if name.startswith(".") or "/" in name or "\0" in name or not name:
-                raise DataError(f"class {name!r} cannot be a folder; choose another format")
+                raise DataError("data.class-cannot-folder-choose", name=name)
     return classes
 
 
@@ -268,8 +270,7 @@ def _check_outside(destination: Path, splits: dict[str, Selection]) -> None:
             Path(index.root).resolve()
         ):
             raise DataError(
-                f"{destination}: lies inside {index.root}, where it would become a class of the "
-                "data; choose a folder outside"
+                "data.lies-inside-where-would", destination=destination, root=index.root
             )
 
 
@@ -323,8 +324,10 @@ def _check_space(work: PackJob, splits: dict[str, Selection], jobs: list[ShardJo
     free = shutil.disk_usage(work.destination).free
     if jobs and free < needed:
         raise DataError(
-            f"{work.destination}: {in_words(needed)} are needed and {in_words(free)} are free; "
-            "free some space or choose another disk"
+            "data.needed-free-free-some",
+            destination=work.destination,
+            needed=in_words(needed),
+            free=in_words(free),
         )
 
 

@@ -56,8 +56,7 @@ def write_shards(
         remove_stale(work.destination, jobs, journal.part)
         if isinstance(error, BrokenProcessPool):
             raise TrainyardError(
-                f"{work.destination}: a packing process died, perhaps out of memory or disk space; "
-                "the same command resumes after the complete shards"
+                "data.packing-process-died-perhaps", destination=work.destination
             ) from None
         raise
     finally:

@@ -31,11 +31,11 @@ def class_archives(place: ResolvedLocation) -> Iterator[ClassImages]:
     with closing(BufferedTarReader(open_source(place.path(file)))) as tar:
         for member in members(tar):
             if not member.name.endswith(".tar"):
-                raise DataError(f"{place.path(file)}: {member.name} is no tar of a class")
+                raise DataError("data.no-tar-class", path=place.path(file), name=member.name)
             name = os.path.basename(member.name).removesuffix(".tar")
             if not name.strip(".") or name in seen:  # it becomes a folder's name
                 reason = "comes twice" if name in seen else "is no name of a class"
-                raise DataError(f"{place.path(file)}: {name!r} {reason}")
+                raise DataError("data.failed-4", path=place.path(file), name=name, reason=reason)
             seen.add(name)
             inside = members(tar, member.offset, member.offset + member.size)
             images = [image for image in inside if is_image(image.name)]

@@ -39,7 +39,7 @@ def read_devkit(path: Path) -> Devkit:
         from scipy.io import loadmat
     except ImportError:
         raise DataError(
-            f"the classes of the ILSVRC2012 devkit are read by scipy: {install_hint('imagenet')}"
+            "data.classes-ilsvrc2012-devkit-read", install_hint=install_hint("imagenet")
         ) from None
     contents = read_members(path, (_META, _TRUTH), _MAX_BYTES)
     try:
@@ -51,11 +51,11 @@ def read_devkit(path: Path) -> Devkit:
         }
         val = tuple(int(line) for line in contents[_TRUTH].split())
     except Exception as error:  # loadmat raises almost any error for a damaged file
-        raise DataError(f"{path}: not the ILSVRC2012 devkit ({error})") from None
+        raise DataError("data.ilsvrc2012-devkit", path=path, error=error) from None
     strange = [wnid for wnid in wnid_of.values() if not _WNID.fullmatch(wnid)]
     if strange:  # WNIDs become folder names
-        raise DataError(f"{path}: {strange[0]!r} in {_META} is no WordNet ID")
+        raise DataError("data.no-wordnet-id", path=path, strange=strange[0], meta=_META)
     unknown = set(val) - set(wnid_of)
     if unknown:
-        raise DataError(f"{path}: {_TRUTH} has class {min(unknown)}, which {_META} does not have")
+        raise DataError("data.class-does", path=path, truth=_TRUTH, min=min(unknown), meta=_META)
     return Devkit(wnid_of, val)

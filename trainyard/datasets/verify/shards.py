@@ -43,7 +43,7 @@ def find_files(split: str, location: str, whole: str) -> Files:
         return Files(split, find_place(location), listed, [])
     names = tuple(shard.name for path, shard in listed.items() if path not in missing)
     if not names:
-        raise DataError(f"{missing[0]}: no such file, and no other file that dataset.json lists")
+        raise DataError("data.no-such-file-no", missing=missing[0])
     place = ResolvedLocation(location, None, whole, names, is_folder=False, can_gain=False)
     return Files(split, place, listed, missing)
 
@@ -66,7 +66,7 @@ def index_anew(files: Files, path: Path, progress: Progress) -> tuple[Index | No
         names = _shards_in(place)
         broken = {name: why for name in names if (why := _why_broken(place, name))}
         if not names:
-            raise DataError(str(error)) from None
+            raise DataError("storage.error", error=str(error)) from None
         findings = [*broken.values()] or [Finding(str(error), place.location)]
         whole = tuple(name for name in names if name not in broken)
         check = checked(files.split, "structure", _number(names), findings)

@@ -88,7 +88,7 @@ def _rejections(run: str | None) -> Iterator[None]:
             raise
         of_run = f" run {run}, which trackers.json or MLFLOW_RUN_ID names:" if run else ""
         raise RecipeError(
-            f"watch.mlflow:{of_run} {reason(error)} (MLFLOW_TRACKING_URI names the server)"
+            "monitor.watch-mlflow-mlflow-tracking", of_run=of_run, reason=reason(error)
         ) from None
 
 

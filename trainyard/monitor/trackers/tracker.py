@@ -78,7 +78,7 @@ class TrackerIds:
             return None
         except (OSError, ValueError) as error:
             raise RecipeError(
-                f"{self._path} cannot be read ({error}): remove it; trackers then start a new run"
+                "monitor.cannot-read-remove-trackers", path=self._path, error=error
             ) from None
         return None if known is None else str(known)
 
@@ -167,4 +167,6 @@ def reason(error: Exception) -> str:
 def missing(name: str, details: str = "") -> RecipeError:
     """The error for a missing package; `name` is the tracker's package, recipe key and extra."""
     details = f" ({details})" if details else ""
-    return RecipeError(f"watch.{name} needs {name}{details}: {install_hint(name)}")
+    return RecipeError(
+        "monitor.watch-needs", name=name, details=details, install_hint=install_hint(name)
+    )

@@ -20,8 +20,7 @@ def fetch_image(url: str) -> bytes:
     scheme = url.partition("://")[0].lower()
     if scheme not in ("http", "https"):
         raise DataError(
-            f"{without_secrets(url)}: images are fetched by http:// and https:// alone, not "
-            f"{scheme}://"
+            "storage.images-fetched-http-https", url=without_secrets(url), scheme=scheme
         )
     resource = Resource(url)
     try:
@@ -29,10 +28,10 @@ def fetch_image(url: str) -> bytes:
     except TimeoutError:
         reason = f"not all of it came within {MAX_S} seconds"
     except (FileNotFoundError, PermissionError) as error:
-        raise DataError(str(error)) from None
+        raise DataError("storage.error", error=str(error)) from None
     except Transient as failure:
         reason = str(failure)
-    raise DataError(f"{resource.name}: {reason}")
+    raise DataError("storage.failed-3", name=resource.name, reason=reason)
 
 
 async def _fetched(resource: Resource) -> bytes:
@@ -43,4 +42,4 @@ async def _fetched(resource: Resource) -> bytes:
             if not part:
                 return bytes(content)
             content += part
-    raise DataError(f"{resource.name}: over {MAX_BYTES >> 20} MiB, too large for an image")
+    raise DataError("storage.over-mib-too-large", name=resource.name, max_bytes=MAX_BYTES >> 20)

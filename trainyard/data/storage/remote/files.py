@@ -47,11 +47,8 @@ class RemoteFiles:
         try:
             file = await remote_file(name).open()
         except OSError as error:  # a shard, or the whole data set
-            raise DataError(f"{error}; it existed when it was indexed") from None
+            raise DataError("storage.existed-when-indexed", error=error) from None
         stamp = self._stamp_of(name)
         if stamp is not None and file.stamp != stamp:
-            raise DataError(
-                f"{file.name} has changed on the server since it was indexed: start again, and it "
-                "is indexed anew"
-            )
+            raise DataError("storage.changed-server-since-indexed", name=file.name)
         return file

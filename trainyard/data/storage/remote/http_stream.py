@@ -66,7 +66,7 @@ class HttpStream(io.RawIOBase):
                 self._transfer = None
                 await asyncio.sleep(self._patience.pause_after(failure))
             except (FileNotFoundError, PermissionError) as error:
-                raise DataError(str(error)) from None
+                raise DataError("storage.error", error=str(error)) from None
             else:
                 self._position += len(part)
                 self._patience.reset()
@@ -94,7 +94,7 @@ class HttpStream(io.RawIOBase):
         self._size = size if self._size is None else self._size
         is_next = response.status == 200 or (found and found[1] == str(self._position))
         if tag != self._tag or size not in (None, self._size) or not is_next:
-            raise DataError(changed(self.name))
+            raise DataError("storage.changed", changed=changed(self.name))
 
 
 async def _some(response: aiohttp.ClientResponse) -> bytes:

@@ -62,7 +62,7 @@ class RemoteFile(ABC):
                     offset, size = offset + len(part), size - len(part)
                     patience.reset()
             except (FileNotFoundError, PermissionError) as error:
-                raise DataError(f"{error}; it was readable before") from None
+                raise DataError("storage.readable-before", error=error) from None
             except Transient as failure:
                 await asyncio.sleep(patience.pause_after(failure))
         return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -96,7 +96,7 @@ class Resource:
         answer = f"{self.name}: the server answers {status}"
         match response.status:
             case 401 | 403 if response.headers.get("X-Error-Code") == "GatedRepo":
-                return Refused(f"{self.name}: {GATED}")
+                return Refused("storage.failed", name=self.name, gated=GATED)
             case 404 | 410:
                 return FileNotFoundError(answer)
             case 403:
@@ -105,21 +105,18 @@ class Resource:
                     "is not there"
                 )
             case 401 if (self._authorization or "").startswith("Bearer"):
-                return Refused(f"{answer}: the token is wrong, expired or not for this file")
+                return Refused("storage.token-wrong-expired-file", answer=answer)
             case 401 if self._authorization:
-                return Refused(f"{answer}: the user name or the password is wrong")
+                return Refused("storage.user-name-password-wrong", answer=answer)
             case 401:
-                return Refused(
-                    f"{answer}: it wants a user name and a password; put them into ~/.netrc; a "
-                    "token goes into HF_TOKEN or TRAINYARD_TOKENS"
-                )
+                return Refused("storage.wants-user-name-password", answer=answer)
             case 408 | 425 | 429 | 500 | 502 | 503 | 504:
                 pause = response.headers.get("Retry-After", "")
                 pause_s = min(float(pause), 60) if pause.isdecimal() else 0
                 return Transient(answer.removeprefix(f"{self.name}: "), pause_s)
             case 416:
-                return DataError(changed(self.name))
-        return Refused(answer)
+                return DataError("storage.changed", changed=changed(self.name))
+        return Refused("storage.answer", answer=answer)
 
 
 def within(size: int) -> asyncio.Timeout:
@@ -156,17 +153,18 @@ def _failure(name: str, error: aiohttp.ClientError | OSError) -> Exception:
     match error, cause:
         case _, ssl.SSLCertVerificationError():
             return DataError(
-                f"{name}: its certificate is not trusted ({cause.verify_message}); SSL_CERT_FILE "
-                "names a file of certificates to trust"
+                "storage.certificate-trusted-ssl-cert",
+                name=name,
+                verify_message=cause.verify_message,
             )
         case _, socket.gaierror(errno=socket.EAI_NONAME):
-            return DataError(f"{name}: there is no such host")
+            return DataError("storage.no-such-host", name=name)
         case aiohttp.TooManyRedirects(), _:
-            return Refused(f"{name}: too many redirects")
+            return Refused("storage.too-many-redirects", name=name)
         case aiohttp.RedirectClientError(), _:
-            return Refused(f"{name}: the server redirects to an address that is no URL")
+            return Refused("storage.server-redirects-address-no", name=name)
         case aiohttp.InvalidURL(), _:
-            return DataError(f"{name}: not a valid URL")
+            return DataError("storage.valid-url", name=name)
     return Transient(_reason(error, cause))
 
 
@@ -225,7 +223,7 @@ def _split(url: str) -> SplitResult:
         parts = urlsplit(url)
         _ = parts.port  # ValueError if it is no number
     except ValueError as error:
-        raise DataError(f"{without_secrets(url)}: not a valid URL ({error})") from None
+        raise DataError("storage.valid-url-2", url=without_secrets(url), error=error) from None
     if not parts.hostname:
-        raise DataError(f"{without_secrets(url)}: not a valid URL (it names no host)")
+        raise DataError("storage.valid-url-names-no", url=without_secrets(url))
     return parts
