@@ -2,17 +2,22 @@
 
 import ast
 import copy
+import json
 import pickle
 import re
 import string
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import trainyard
+from tests.command_line import run
 from trainyard import errors
 from trainyard.errors import DataError, DiskError, TrainyardError, messages
 
 ROOT = Path(trainyard.__file__).parent
+Capture = pytest.CaptureFixture[str]
 BY_ITSELF = {"DiskError"}  # has its code and fields from an OSError
 
 
@@ -80,3 +85,18 @@ def test_the_error_of_a_full_disk_has_a_code_too() -> None:
     error = pickle.loads(pickle.dumps(DiskError(28, "No space left on device", "/run")))
     assert error.code == "disk.full" and error.fields["path"] == "/run"
     assert str(error).startswith("/run: No space left on device; ")
+
+
+def test_a_program_gets_the_code_and_fields(capsys: Capture) -> None:
+    assert run("train", "digits", "--optim.lt", 3, "--json") == 2
+    printed = capsys.readouterr()
+    error = json.loads(printed.out)["error"]
+    assert error["code"] == "recipe.unknown-key" and error["fields"]["key"] == "optim.lt"
+    assert printed.err == f"trainyard: {error['message']}\n"
+
+
+def test_no_secret_is_in_the_fields(capsys: Capture) -> None:
+    url = "https://nowhere.invalid/shard.tar?sig=secret&Signature=secret&Expires=1"
+    assert run("data", "show", url, "--json") != 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["error"]["code"] and "secret" not in printed.out + printed.err
