@@ -14,7 +14,7 @@ import pytest
 import trainyard
 from tests.command_line import run
 from trainyard import errors
-from trainyard.errors import DataError, DiskError, TrainyardError, messages
+from trainyard.errors import DataError, DiskError, Requeued, Stopped, TrainyardError, messages
 
 ROOT = Path(trainyard.__file__).parent
 Capture = pytest.CaptureFixture[str]
@@ -52,7 +52,7 @@ def fields_of(message: str) -> set[str]:
 
 
 def test_every_error_has_a_message_of_its_fields() -> None:
-    wrong, used = [], {"disk.full", "disk.read-only"}
+    wrong, used = [], {"disk.full", "disk.read-only", "run.stopped"}
     for place, call in sites():
         code = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
         if len(call.args) != 1 or not isinstance(code, str) or code not in messages():
@@ -67,7 +67,7 @@ def test_every_error_has_a_message_of_its_fields() -> None:
 
 
 def test_codes_are_an_area_and_a_few_words() -> None:
-    assert all(re.fullmatch(r"[a-z]+\.[a-z0-9]+(-[a-z0-9]+)*", code) for code in messages())
+    assert all(re.fullmatch(r"[a-z][a-z0-9]*\.[a-z0-9]+(-[a-z0-9]+)*", code) for code in messages())
 
 
 def test_an_error_keeps_its_code_and_fields_between_processes() -> None:
@@ -79,6 +79,14 @@ def test_an_error_keeps_its_code_and_fields_between_processes() -> None:
     for copied in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert (copied.code, copied.fields, str(copied)) == (code, error.fields, str(error))
         assert copied.exit_code == 7
+
+
+def test_a_stop_has_a_code_of_its_own() -> None:
+    """It is raised as a class: without arguments, an evaluation ended with a TypeError."""
+    with pytest.raises(Stopped) as stopped:
+        raise Requeued
+    error = pickle.loads(pickle.dumps(stopped.value))
+    assert (type(error), error.code, error.exit_code) == (Requeued, "run.stopped", 75)
 
 
 def test_the_error_of_a_full_disk_has_a_code_too() -> None:

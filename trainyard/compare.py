@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 
-from trainyard.config import RunConfig, all_keys, explain_unknown_key
+from trainyard.config import RunConfig, all_keys, unknown_key
 from trainyard.errors import RecipeError
 from trainyard.monitor.config import WatchConfig
 
@@ -51,13 +51,11 @@ def check_keys(keys: Iterable[str], sections: Sequence[str], what: str) -> None:
     for key in keys:
         section = key.partition(".")[0]
         if section in sections and key not in known:
-            raise RecipeError(
-                "command.explain-unknown-key", explain_unknown_key=explain_unknown_key(key, known)
-            )
+            raise unknown_key(key, known)
         if section not in sections:
             raise RecipeError(
-                "command.changes-nothing-about-keys",
+                "recipe.key-without-effect",
                 key=key,
-                what=what,
+                purpose=what,
                 sections=", ".join(sections),
             )

@@ -100,6 +100,9 @@ class PeerError(TrainyardError):
 class Stopped(TrainyardError):
     exit_code = 130
 
+    def __init__(self, code: str = "run.stopped", /) -> None:
+        super().__init__(code)
+
 
 class Requeued(Stopped):
     exit_code = 75

@@ -44,16 +44,16 @@ def imported(key: str, name: str) -> Callable[..., Any]:
     if not hasattr(found, function):
         own = [each for each, value in vars(found).items() if callable(value)]
         raise RecipeError(
-            "model.no",
+            "function.not-found",
             key=key,
-            file=file,
-            function=function,
-            did_you_mean=did_you_mean(function, own),
+            path=file,
+            name=function,
+            hint=did_you_mean(function, own),
         )
     called: Callable[..., Any] = getattr(found, function)
     if not callable(called):
         raise RecipeError(
-            "model.type-function", key=key, function=function, file=file, name=type(called).__name__
+            "function.not-callable", key=key, name=function, path=file, type=type(called).__name__
         )
     return called
 
@@ -67,22 +67,22 @@ def find(key: str, name: str) -> Path:
     module, _, function = name.partition(":")
     parts = module.split(".")
     if not all(part.isidentifier() for part in (*parts, function)):
-        raise RecipeError("model.write-module-function-nets", key=key, name=name)
+        raise RecipeError("function.malformed-name", key=key, value=name)
     here = Path.cwd()
     if str(here) not in sys.path:
         sys.path.append(str(here))
     file = _file_of(here, parts)
     if file is None:
         raise RecipeError(
-            "model.no-py-working-directory",
+            "function.module-not-found",
             key=key,
-            name=name,
-            replace=module.replace(".", "/"),
-            here=here,
+            value=name,
+            module=module.replace(".", "/"),
+            path=here,
         )
     for folder in (file.parent, *file.parent.parents):
         if RunDirectory(folder).recipe.is_file() and RunDirectory(folder).checkpoints.is_dir():
-            raise RecipeError("model.run-directory-whose-code", key=key, name=name, file=file)
+            raise RecipeError("function.in-run-directory", key=key, value=name, path=file)
     _check_top(key, here, parts[0])
     return file
 
@@ -105,7 +105,7 @@ def _check_top(key: str, here: Path, top: str) -> None:
     places = places[:1] if places[:1] != [""] else places[1:]
     if not places or not all(os.path.exists(p) and os.path.samefile(p, own) for p in places):
         other = next((place for place in places if Path(place) != own), "another module")
-        raise RecipeError("model.hidden-another-name", key=key, own=own, other=other)
+        raise RecipeError("function.module-hidden", key=key, path=own, other=other)
 
 
 @contextmanager
@@ -119,7 +119,7 @@ def blamed(key: str, name: str) -> Iterator[None]:
         reason = str(error).partition("\n")[0]
         what = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
         raise RecipeError(
-            "model.failed", key=key, name=name, what=what, place=_place(error)
+            "function.failed", key=key, value=name, reason=what, place=_place(error)
         ) from error
 
 

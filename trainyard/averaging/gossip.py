@@ -163,9 +163,7 @@ def check_bf16_groups(found: list[Round], *, bf16: bool) -> None:
     """RecipeError where messages in bf16 would be larger than an all-reduce of whole weights."""
     largest = max(len(group) for groups in found for group in groups)
     if bf16 and largest > _MAX_BF16_GROUP:
-        raise RecipeError(
-            "recipe.average-compress-bf16-sends", max_bf16_group=_MAX_BF16_GROUP, largest=largest
-        )
+        raise RecipeError("recipe.bf16-group-too-large", limit=_MAX_BF16_GROUP, size=largest)
 
 
 def _peers_per_round(topology: str, world: World, *, bf16: bool) -> list[_Peers]:
@@ -204,6 +202,4 @@ def _check_same(topology: str, found: list[Round], world: World) -> None:
     with together(world):
         for rank, digest in enumerate(digests):
             if digest != digests[0]:
-                raise RecipeError(
-                    "recipe.average-topology-gives-rank", topology=topology, rank=rank
-                )
+                raise RecipeError("recipe.topology-differs-by-rank", value=topology, rank=rank)

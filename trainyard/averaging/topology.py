@@ -27,9 +27,9 @@ def rounds(topology: str, size: int, local_size: int = 1) -> list[Round]:
         proposed = build(size, local_size)
         found = [[tuple(sorted(map(index, group))) for group in groups] for groups in proposed]
     if not found:
-        raise RecipeError("recipe.gives-no-rounds", key=KEY, topology=topology)
+        raise RecipeError("recipe.topology-without-rounds", key=KEY, value=topology)
     for number, groups in enumerate(found):
-        _check(groups, size, f"{KEY} = {topology!r}, round {number}")
+        _check(groups, size, topology, number)
     return found
 
 
@@ -37,26 +37,28 @@ def _own(topology: str) -> Callable[..., Any]:
     if not is_own(topology):
         names = ", ".join(BUILT_IN)
         raise RecipeError(
-            "recipe.neither-one-nor-function",
+            "recipe.unknown-topology",
             key=KEY,
-            topology=topology,
+            value=topology,
             names=names,
-            did_you_mean=did_you_mean(topology, BUILT_IN),
+            hint=did_you_mean(topology, BUILT_IN),
         )
     return imported(KEY, topology)
 
 
-def _check(groups: Round, size: int, where: str) -> None:
+def _check(groups: Round, size: int, topology: str, number: int) -> None:
     counts = Counter(replica for group in groups for replica in group)
     for replica in sorted({*range(size), *counts}):
         wanted = int(0 <= replica < size)
         if counts[replica] != wanted:
             raise RecipeError(
-                "recipe.rank-times-each-ranks",
-                where=where,
-                replica=replica,
-                counts=counts[replica],
-                size=size - 1,
+                "recipe.topology-rank-not-once",
+                key=KEY,
+                value=topology,
+                round=number,
+                rank=replica,
+                num_times=counts[replica],
+                last_rank=size - 1,
             )
 
 
@@ -140,11 +142,11 @@ def _check_power_of_two(topology: str, count: int, what: str, *, least: int) -> 
     if count < least or count & (count - 1):
         wanted = f"{least}, {2 * least}, {4 * least}, ..."
         raise RecipeError(
-            "recipe.average-topology-needs-take",
-            topology=topology,
-            wanted=wanted,
-            what=what,
-            count=count,
+            "recipe.topology-not-power-of-two",
+            value=topology,
+            allowed=wanted,
+            unit=what,
+            num_found=count,
         )
 
 

@@ -59,7 +59,7 @@ def estimate(options: argparse.Namespace) -> int:
     if options.run is not None:
         check_run(Path(options.run))
     elif options.device is None:
-        raise InputError("command.how-fast-gpu-device")
+        raise InputError("estimate.no-device")
     device = None if options.device is None else named_accelerator(options.device)
     with loading():
         from trainyard.estimate.estimate import build_workload, estimate_run
@@ -86,9 +86,9 @@ def _cluster(
     measured = None if options.run is None else measure_run(Path(options.run), config)
     if measured and measured.device and device not in (None, measured.device):
         raise InputError(
-            "command.device-run-leave-one",
+            "estimate.device-differs-from-run",
             device=options.device,
-            run=options.run,
+            path=options.run,
             name=measured.device.name,
         )
     device = device or (measured.device if measured else None)

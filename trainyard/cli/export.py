@@ -88,11 +88,11 @@ def export(options: argparse.Namespace) -> int:
 
 def _check_options(options: argparse.Namespace) -> None:
     if options.file is None and options.hub is None and options.push is None:
-        raise InputError("export.name-file-export-folder")
+        raise InputError("export.no-destination")
     if options.file is None and options.format is not None:
-        raise InputError("export.format-file-named", format=options.format)
+        raise InputError("option.format-without-file", value=options.format)
     if options.private and options.push is None:
-        raise InputError("export.private-push-given")
+        raise InputError("option.private-without-push")
 
 
 def _repository_of(options: argparse.Namespace) -> "Repository | None":
@@ -109,9 +109,9 @@ def _repository_of(options: argparse.Namespace) -> "Repository | None":
 def _kind_of(file: str, given: str | None) -> str:
     kind = Path(file).suffix.removeprefix(".").lower()
     if kind not in _KINDS and given is None:
-        raise InputError("export.name-does-end-add", file=file, kinds=", .".join(_KINDS))
+        raise InputError("export.unknown-suffix", path=file, names=", .".join(_KINDS))
     if kind in _KINDS and given not in (None, kind):
-        raise InputError("export.ends-format-leave-one", file=file, kind=kind, given=given)
+        raise InputError("export.format-differs-from-suffix", path=file, suffix=kind, value=given)
     return given or kind
 
 

@@ -63,5 +63,5 @@ def write_csv(option: str, path: Path, rows: Iterable[Iterable[object]]) -> None
         write_text(path, text.getvalue(), errors="surrogateescape")
     except OSError as error:
         raise InputError(
-            "command.cannot-written", option=option, path=path, strerror=error.strerror
+            "option.file-unwritable", option=option, path=path, reason=error.strerror
         ) from None

@@ -46,7 +46,11 @@ def called(name: str, arguments: dict[str, Any]) -> nn.Module:
         model = function(**arguments)
     if not isinstance(model, nn.Module):
         raise RecipeError(
-            "model.returns-value-type-return", key=KEY, name=name, name_2=type(model).__name__
+            "function.wrong-type",
+            key=KEY,
+            value=name,
+            type=type(model).__name__,
+            wanted="a torch.nn.Module",
         )
     return model
 

@@ -59,10 +59,10 @@ def read_weights(path: Path, key: str | None = None) -> LoadedWeights:
     if key is not None:
         if not isinstance(content, Mapping) or key not in content:
             raise CheckpointError(
-                "model.model-checkpoint-key-no", path=path, key=key, entries=_entries(content)
+                "weights.no-such-entry", path=path, entry=key, hint=_entries(content)
             )
         if not _are_weights(content[key]):
-            raise CheckpointError("model.model-checkpoint-key-holds", key=key, path=path)
+            raise CheckpointError("weights.entry-without-weights", entry=key, path=path)
         return LoadedWeights(_tensors(content[key]), f"{path}, entry {key!r}")
     if _are_weights(content):
         header = _header(path) if path.suffix == ".safetensors" else {}
@@ -71,7 +71,7 @@ def read_weights(path: Path, key: str | None = None) -> LoadedWeights:
     for name in KEYS:
         if isinstance(content, Mapping) and _are_weights(content.get(name)):
             return LoadedWeights(_tensors(content[name]), f"{path}, entry {name!r}")
-    raise CheckpointError("model.no-weights-found-name", path=path, entries=_entries(content))
+    raise CheckpointError("weights.none-in-file", path=path, hint=_entries(content))
 
 
 def pretrained_weights(
@@ -84,17 +84,17 @@ def pretrained_weights(
     import timm
 
     if is_own(name):
-        raise CheckpointError("model.timm-no-weights-name", key=key, asked=asked, name=name)
+        raise CheckpointError("weights.not-in-timm", key=key, value=asked, name=name)
     try:
         with torch.random.fork_rng(devices=[]), _offline_without_names():
             model: Any = timm.create_model(name, pretrained=True)
     except Exception as error:  # from any library between here and the hub
         raise CheckpointError(
-            "model.cannot-get-weights-without",
+            "weights.not-downloaded",
             key=key,
-            asked=asked,
+            value=asked,
             name=name,
-            why_unreadable=why_unreadable(error),
+            reason=why_unreadable(error),
         ) from error
     tag = model.pretrained_cfg.get("tag", "")
     full = name if not tag or name.endswith(f".{tag}") else f"{name}.{tag}"
@@ -135,8 +135,8 @@ def without_prefix(
         weights = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
         if not weights:
             raise CheckpointError(
-                "model.model-checkpoint-prefix-no",
-                about=source.about,
+                "weights.no-such-prefix",
+                source=source.about,
                 prefix=prefix,
                 first=next(iter(source.weights)),
             )
@@ -167,7 +167,7 @@ def _read_safetensors(path: Path) -> Weights:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError("model.cannot-read", path=path, error=error) from None
+        raise CheckpointError("file.unreadable", path=path, reason=str(error)) from None
 
 
 def _header(path: Path) -> dict[str, Any]:
@@ -198,12 +198,8 @@ def _read_torch(path: Path) -> Any:
     except Exception as error:  # a damaged file raises many kinds of errors
         unsafe = re.findall(r"GLOBAL (\S+)", str(error))
         if unsafe:
-            raise CheckpointError(
-                "model.holds-more-weights-trainyard", path=path, unsafe=unsafe[0]
-            ) from None
-        raise CheckpointError(
-            "model.cannot-read-2", path=path, why_unreadable=why_unreadable(error)
-        ) from None
+            raise CheckpointError("weights.unsafe", path=path, name=unsafe[0]) from None
+        raise CheckpointError("file.unreadable", path=path, reason=why_unreadable(error)) from None
 
 
 def _are_weights(value: Any) -> bool:

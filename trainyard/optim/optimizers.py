@@ -101,9 +101,9 @@ def _schedule_free(groups: Groups, config: OptimConfig) -> optim.Optimizer:
         import schedulefree
     except ImportError:
         raise RecipeError(
-            "recipe.optim-name-needs-package",
-            name=config.name,
-            install_hint=install_hint("schedulefree"),
+            "recipe.needs-package",
+            value=config.name,
+            hint=install_hint("schedulefree"),
         ) from None
     optimizer: Any
     options = _set(r=config.schedule_free_r)

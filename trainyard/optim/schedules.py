@@ -103,19 +103,21 @@ def _drop_path(
     if first is None:
         return lambda epoch: None
     if not last:
-        raise RecipeError("recipe.schedule-drop-path-start")
+        raise RecipeError("recipe.drop-path-unset")
     last_epoch = math.ceil(course.epochs(course.length)) - 1
     return lambda epoch: linear(first, last, epoch / max(last_epoch, 1))
 
 
 def _check(config: ScheduleConfig, lr: float, milestones: list[Fraction]) -> None:
     if config.name in ("cosine", "linear", "sqrt") and config.min_lr > lr:
-        raise RecipeError("recipe.schedule-min-lr-above", min_lr=config.min_lr, lr=lr)
+        raise RecipeError("recipe.min-lr-above-lr", min_lr=config.min_lr, lr=lr)
     for (one, other), (begin, end) in zip(
         pairwise(config.milestones), pairwise(milestones), strict=True
     ):
         if begin >= end:
-            raise RecipeError("recipe.schedule-milestones-comes-no", other=other, one=one)
+            raise RecipeError(
+                "recipe.not-in-order", key="schedule.milestones", value=other, previous=one
+            )
 
 
 def cosine(first: float, last: float, progress: float) -> float:

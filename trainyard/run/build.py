@@ -116,31 +116,31 @@ def check_batches(config: RunConfig, course: Course, world: World) -> None:
     in_step, virtual = waits_in_forward(config, world), config.batch.virtual_ranks
     if virtual and virtual % world.size:
         raise RecipeError(
-            "run.batch-virtual-ranks-cannot",
-            virtual=virtual,
-            size=world.size,
-            range=" or ".join(f"{virtual >> n}" for n in range(virtual.bit_length())),
+            "recipe.virtual-ranks-not-shared",
+            value=virtual,
+            num_ranks=world.size,
+            allowed=" or ".join(f"{virtual >> n}" for n in range(virtual.bit_length())),
         )
     for phase in course.phases:
         key = "schedule.batch_size" if phase.start else "batch.size"
         if virtual and phase.batch % virtual:
             raise RecipeError(
-                "run.multiple-batch-virtual-ranks", key=key, batch=phase.batch, virtual=virtual
+                "recipe.batch-not-multiple", key=key, value=phase.batch, num_virtual_ranks=virtual
             )
         if phase.batch < world.size:
             raise RecipeError(
-                "run.smaller-number-replicas-each", key=key, batch=phase.batch, size=world.size
+                "recipe.batch-below-replicas", key=key, value=phase.batch, num_replicas=world.size
             )
         least, most = phase.batch // world.size, -(-phase.batch // world.size)
         micro = most if config.batch.micro == "auto" else config.batch.micro
         if in_step is not None and -(-least // micro) != -(-most // micro):
             raise RecipeError(
-                "run.batch-micro-some-ranks",
+                "recipe.micro-batches-uneven",
                 micro=micro,
                 key=key,
-                batch=phase.batch,
-                size=world.size,
-                in_step=in_step,
+                value=phase.batch,
+                num_ranks=world.size,
+                setting=in_step,
             )
 
 
@@ -155,16 +155,15 @@ def check_batch_norm(config: RunConfig, model: nn.Module, course: Course, world:
         if all(share // num_parts(share, asked) > 1 for share in shares):
             continue
         key = "schedule.batch_size" if phase.start else "batch.size"
-        of_ranks = f" on {world.size} ranks" if world.size > 1 else ""
-        parts = f" in parts of batch.micro = {asked}" if asked else ""
+        parts = f" on {world.size} ranks" if world.size > 1 else ""
+        parts += f" in parts of batch.micro = {asked}" if asked else ""
+        hint = ("batch.micro" if asked else key) + ", or fewer ranks" * (world.size > 1)
         raise RecipeError(
-            "run.leaves-single-image-forward",
+            "recipe.single-image-in-forward",
             key=key,
-            batch=phase.batch,
-            of_ranks=of_ranks,
+            value=phase.batch,
             parts=parts,
-            hint="batch.micro" if asked else key,
-            hint_2=", or fewer ranks" if of_ranks else "",
+            hint=hint,
         )
 
 
@@ -287,7 +286,7 @@ def adapt_to_images(
     if adapt_to is None:
         return
     if isinstance(data, Stream):
-        raise RecipeError("run.model-name-starts-training", name=config.model.name)
+        raise RecipeError("model.starts-from-images", name=config.model.name)
     feeds = build_feeds(config, World(), device)
     with feeds.statistics(data, _FIRST_IMAGES, course.phases[0].image_size) as feed:
         adapt_to(torch.cat([batch.images_BCHW[batch.weights > 0].float() for batch in feed]))
@@ -318,10 +317,10 @@ def build_loss_scale(config: RunConfig, device: torch.device) -> LossScale:
 def build_run_schedule(config: RunConfig, course: Course) -> Schedule:
     """The schedule of a run. RecipeError if it cannot be compiled with the rest."""
     if config.schedule.weight_decay_end is not None and config.optim.compile:
-        raise RecipeError("run.schedule-weight-decay-end")
+        raise RecipeError("recipe.weight-decay-end-compiled")
     compile = config.model.compile
     if config.schedule.drop_path_start is not None and compile not in ("off", "auto"):
-        raise RecipeError("run.schedule-drop-path-start")
+        raise RecipeError("recipe.drop-path-start-compiled")
     return build_schedule(
         config.schedule,
         course,

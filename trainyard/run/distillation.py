@@ -67,7 +67,7 @@ def class_weights(config: LossConfig, data: Index | Stream) -> list[float] | Non
     weights = _read_numbers(asked) if isinstance(asked, str) else list(asked)
     if len(weights) != len(data.classes):
         raise RecipeError(
-            "run.loss-class-weights-numbers",
+            "recipe.class-weights-wrong-count",
             num_weights=len(weights),
             num_classes=len(data.classes),
         )
@@ -79,10 +79,10 @@ def _read_numbers(path: str) -> list[float]:
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise RecipeError("run.loss-class-weights-cannot", path=path, reason=reason) from None
+        raise RecipeError("recipe.class-weights-unreadable", path=path, reason=reason) from None
     for number, line in enumerate(lines, start=1):
         if not re.fullmatch(r"\s*\d+\.?\d*([eE][-+]?\d+)?\s*", line):
-            raise RecipeError("run.line-no-weight-write", path=path, number=number, line=line)
+            raise RecipeError("recipe.malformed-class-weight", path=path, line=number, value=line)
     return [float(line) for line in lines]
 
 
@@ -103,14 +103,20 @@ def build_teacher(
         else:
             model, about = _of_timm(config, asked, classes, sizes)
     except InputError as error:
-        raise RecipeError("run.loss-teacher", error=error) from None
+        if error.code.startswith("teacher."):
+            raise
+        raise RecipeError("teacher.unusable", error=error) from None
     teacher = as_teacher(model.to(device), AUTOCASTS[config.batch.precision])
     for height, width in sorted(map(height_width, sizes)):
         try:
             teacher(torch.zeros(1, config.data.channels, height, width, device=device))
         except (AssertionError, RuntimeError) as error:
             raise RecipeError(
-                "run.loss-teacher-does-accept", about=about, height=height, width=width, error=error
+                "teacher.size-not-accepted",
+                source=about,
+                height=height,
+                width=width,
+                reason=str(error),
             ) from None
     return teacher
 
@@ -125,7 +131,7 @@ def _of_run(config: RunConfig, asked: str, classes: Sequence[str]) -> tuple[nn.M
     for number, (theirs, ours) in enumerate(zip_longest(known, classes)):
         if theirs != ours:
             raise RecipeError(
-                "run.class-data-s-names", asked=asked, number=number, theirs=theirs, ours=ours
+                "teacher.class-differs", path=asked, number=number, found=theirs, wanted=ours
             )
     data = recipe.data
     _check_pixels(config, asked, channels=data.channels, mean=data.mean, std=data.std)
@@ -145,9 +151,9 @@ def _of_timm(
 
     is_file, name = Path(asked).is_file(), config.loss.teacher_model or asked
     if is_file and config.loss.teacher_model is None:
-        raise RecipeError("run.file-weights-name-model", asked=asked)
+        raise RecipeError("teacher.without-model", path=asked)
     if not is_file and not timm.is_model(asked):
-        raise RecipeError("run.neither-run-directory-nor", asked=asked)
+        raise RecipeError("teacher.not-found", value=asked)
     largest = max(sizes, key=num_pixels)
     model = build_model(
         ModelConfig(name=name, channels_last=config.model.channels_last),
@@ -166,7 +172,7 @@ def _of_timm(
     for said in adapt_weights(model, source, classes=classes, name=name):
         if said.startswith(WITHOUT_CLASSIFIER):
             reason = said.removeprefix(WITHOUT_CLASSIFIER)
-            raise RecipeError("run.classifier-cannot-teach", asked=asked, reason=reason)
+            raise RecipeError("teacher.classifier-unusable", value=asked, reason=reason)
     return model, source.about
 
 
@@ -176,9 +182,9 @@ def _check_pixels(config: RunConfig, asked: str, **theirs: object) -> None:
         ours = getattr(config.data, key)
         if value != ours:
             raise RecipeError(
-                "run.trained-data-set-same",
-                asked=asked,
-                key=key,
-                dumps=json.dumps(value),
-                dumps_2=json.dumps(ours),
+                "teacher.pixels-differ",
+                value=asked,
+                key=f"data.{key}",
+                found=json.dumps(value),
+                wanted=json.dumps(ours),
             )

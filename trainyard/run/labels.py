@@ -33,7 +33,7 @@ def check_kind(index: Index, has_lists: bool, where: str) -> None:
         found, wanted = "lists of labels", "one label for each image"
         if has_lists:
             found, wanted = wanted, found
-        raise DataError("run.but-training-data", where=where, found=found, wanted=wanted)
+        raise DataError("data.kind-of-labels-differs", location=where, found=found, wanted=wanted)
 
 
 def check_labels(config: RunConfig, data: Datasets) -> None:
@@ -42,7 +42,9 @@ def check_labels(config: RunConfig, data: Datasets) -> None:
     check_kind(data.val, several, "the validation data")
     if not several:
         if by not in _OF_SINGLE:
-            raise RecipeError("run.run-best-data-lists", by=by, of_single=" or ".join(_OF_SINGLE))
+            raise RecipeError(
+                "recipe.best-by-needs-lists", value=by, allowed=" or ".join(_OF_SINGLE)
+            )
         return
     loss = config.loss
     needed = {
@@ -53,4 +55,4 @@ def check_labels(config: RunConfig, data: Datasets) -> None:
     }
     wrong = [text for text, is_so in needed.items() if is_so]
     if wrong:
-        raise RecipeError("run.images-lists-labels-need", wrong=", and ".join(wrong))
+        raise RecipeError("recipe.unfit-for-lists", hint=", and ".join(wrong))

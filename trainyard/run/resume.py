@@ -40,7 +40,6 @@ from trainyard.training.checkpoint import TrainState
 from trainyard.world import World, gather, together
 
 _NOT_FINITE = "the gradient was not finite for many updates running"
-_ADVICE = "take a lower optim.lr, a longer schedule.warmup, optim.clip_norm = 1.0, or bf16 for fp16"
 _PATIENCE_S = 300  # for ranks of a lost launcher to end before new ones start
 _AGAIN_S = 1.0
 _ROOM = 200  # bytes for the paths in a run directory: the first save would be too late to find out
@@ -109,7 +108,7 @@ def claim_directory(
 
     def check() -> None:
         if lock is not None and not is_at(folder.lock, lock):
-            raise CheckpointError("resume.removed-renamed-replaced-while", path=folder.path)
+            raise CheckpointError("run.directory-replaced", path=folder.path)
 
     try:
         with together(world):
@@ -149,7 +148,7 @@ def _check_writable(folder: RunDirectory) -> None:
         full = disk_error(error, folder.path)
         if full is not None and full.errno != errno.EROFS:
             raise full from error
-    raise CheckpointError("resume.cannot-run-directory-choose", path=folder.path, reason=reason)
+    raise CheckpointError("run.directory-unusable", path=folder.path, reason=reason)
 
 
 def _lock(folder: RunDirectory) -> int:
@@ -160,11 +159,11 @@ def _lock(folder: RunDirectory) -> int:
     deadline, is_first = time.monotonic() + patience_s, True
     while not _has_locked(lock):
         holder = os.pread(lock, 100, 0).decode(errors="replace").strip()
-        in_use = f"{folder.path}: another process trains in it ({holder})"
         if time.monotonic() >= deadline:
             os.close(lock)
-            raise CheckpointError("resume.wait-stop-choose-another", in_use=in_use)
+            raise CheckpointError("run.in-use", path=folder.path, holder=holder)
         if is_first:
+            in_use = f"{folder.path}: another process trains in it ({holder})"
             sys.stderr.write(f"trainyard: {in_use}: waiting for it to end ({patience_s} s)\n")
         is_first = False
         time.sleep(_AGAIN_S)
@@ -197,17 +196,15 @@ def _has_begun(folder: RunDirectory) -> bool:
 def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
     option = f"--run.resume {shlex.quote(str(folder.path))}"
     if not folder.recipe.exists():
-        raise CheckpointError(
-            "resume.missing-records-recipe-run", recipe=folder.recipe, option=option
-        )
+        raise CheckpointError("run.recipe-missing", path=folder.recipe, option=option)
     changed = differences(load_recipe(str(folder.recipe)), config)
     if changed:
         is_longer = any(change.startswith("run.length: ") for change in changed)
         hint = f"; to train on from its end, add {option}" if is_longer else ""
         raise CheckpointError(
-            "resume.holds-run-another-recipe",
+            "run.recipe-differs",
             path=folder.path,
-            changed="; ".join(changed),
+            changes="; ".join(changed),
             hint=hint,
         )
 
@@ -217,11 +214,11 @@ def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None
         before = dict(read_json(folder.environment)["fingerprints"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            "resume.cannot-read-records-data", environment=folder.environment, error=error
+            "run.environment-unreadable", path=folder.environment, reason=repr(error)
         ) from None
     for split, fingerprint in fingerprints.items():
         if before.get(split) != fingerprint:
-            raise DataError("resume.data-differs-data-run", split=split, path=folder.path)
+            raise DataError("run.data-differs", split=split, path=folder.path)
 
 
 def is_new_run(asked: str, folder: RunDirectory, world: World) -> bool:
@@ -292,9 +289,7 @@ def roll_back(
     position = course.samples(step) + state.skipped
     with together(world):
         if roll_backs > most:
-            raise DivergedError(
-                "resume.again-after-rollbacks", not_finite=_NOT_FINITE, most=most, advice=_ADVICE
-            )
+            raise DivergedError("run.diverged-again", num_rollbacks=most)
         found = _find_earlier(folder, state) if world.is_first else None
     path = gather(world, found)[0]
     assert path is not None
@@ -316,7 +311,7 @@ def _find_earlier(folder: RunDirectory, state: TrainState) -> Path:
     paths = saver.finite(folder.checkpoints)
     newest = next(paths, None)
     if newest is None:
-        raise DivergedError("resume.no-earlier-checkpoint", not_finite=_NOT_FINITE, advice=_ADVICE)
+        raise DivergedError("run.diverged-at-start")
     is_again = checkpoint.read_progress(newest)["roll_backs"] < state.roll_backs
     return next(paths, newest) if is_again else newest
 
@@ -326,15 +321,13 @@ def _find(asked: str, folder: RunDirectory) -> tuple[Path | None, list[str]]:
     passed_over: list[str] = []
     newest = saver.newest_good(folder.checkpoints, passed_over.append)
     if newest is None and passed_over:
-        raise CheckpointError("resume.no-checkpoint-run-read", passed_over="; ".join(passed_over))
+        raise CheckpointError("run.checkpoints-damaged", reason="; ".join(passed_over))
     if newest is not None and asked == "never":
-        raise CheckpointError("resume.already-checkpoints-run-resume", path=folder.path)
+        raise CheckpointError("run.already-begun", path=folder.path)
     if newest is not None or asked in ("auto", "never"):
         return newest, passed_over
     path = Path(asked)  # only to start from: later resumes use the run's own checkpoints
     if RunDirectory(path).checkpoints.is_dir():
         _, path = find_checkpoint(path, ("latest",))
-    problem = checkpoint.find_problem(path)
-    if problem is not None:
-        raise CheckpointError("resume.run-resume", asked=asked, problem=problem)
+    checkpoint.check(path)
     return path, []

@@ -58,7 +58,7 @@ def estimate_statistics(
     merged = total(world, torch.cat([sums, sums.new_tensor([images])]))
     everyone = int(merged[-1])
     if not everyone:
-        raise DataError("recipe.batch-norm-statistics-no")
+        raise DataError("data.batches-unreadable")
     unflatten_into(statistics, merged[:-1] / everyone)
     return everyone
 

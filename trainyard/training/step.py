@@ -180,9 +180,9 @@ def shortage_named(num_samples: int) -> Iterator[None]:
             raise
         reason = str(error).partition("\n")[0]
         raise RecipeError(
-            "recipe.out-memory-samples-time",
+            "memory.micro-batch-too-large",
             num_samples=num_samples,
-            max=max(num_samples // 2, 1),
+            suggested=max(num_samples // 2, 1),
             reason=reason,
         ) from None
 

@@ -75,9 +75,9 @@ class VirtualRanksStep(TrainStep):
             if _NOT_DETERMINISTIC not in str(error):
                 raise
             raise RecipeError(
-                "recipe.batch-virtual-ranks-model",
-                total=self.averager.total,
-                partition=str(error).partition(".")[0],
+                "model.not-deterministic",
+                value=self.averager.total,
+                reason=str(error).partition(".")[0],
             ) from None
 
 

@@ -128,9 +128,9 @@ def _check_locations(options: argparse.Namespace) -> None:
     from trainyard.data.storage.source import is_remote
 
     if is_remote(options.destination):
-        raise InputError("data.pack-into-folder-machine", destination=options.destination)
+        raise InputError("pack.destination-on-server", location=options.destination)
     if is_on_hub(options.location) and not options.no_shuffle:
-        raise InputError("data.hub-large-requests-one", location=options.location)
+        raise InputError("pack.shuffled-from-hub", location=options.location)
 
 
 def _print_part(options: argparse.Namespace, samples: int) -> None:
@@ -150,7 +150,9 @@ def _pack_options(options: argparse.Namespace) -> "PackOptions":
         samples = _SAMPLES if limited else _ANY_NUMBER
     workers = usable_cores() if options.workers is None else options.workers
     if workers < 1:
-        raise InputError("data.workers-least-one-process", workers=workers)
+        raise InputError(
+            "option.out-of-range", option="--workers", value=workers, allowed="1 or more"
+        )
     return PackOptions(
         format=options.format,
         name=options.name,
@@ -167,10 +169,10 @@ def _recode(options: argparse.Namespace) -> "Recode | None":
 
     if options.short_side is None:
         if options.quality is not None:
-            raise InputError("data.quality-applies-resized-images")
+            raise InputError("option.quality-without-short")
         return None
     if options.pixels and options.quality is not None:
-        raise InputError("data.quality-applies-jpegs-pixels")
+        raise InputError("option.quality-with-pixels")
     return ShortSide(options.short_side, 95 if options.quality is None else options.quality)
 
 
@@ -189,13 +191,13 @@ def _named(indices: "dict[str, Index]", options: argparse.Namespace) -> "dict[st
     if name is None:
         return {{"data": "train"}.get(split, split): index for split, index in indices.items()}
     if not re.fullmatch(r"\w+", name):
-        raise InputError("data.split-letters-digits", name=name)
+        raise InputError("option.malformed-split", value=name)
     if len(indices) > 1:
         raise InputError(
-            "data.split-holds-name-one",
-            name=name,
+            "pack.several-splits",
+            split=name,
             location=options.location,
-            indices=" and ".join(indices),
+            names=" and ".join(indices),
         )
     return dict.fromkeys([name], next(iter(indices.values())))
 

@@ -74,7 +74,7 @@ def _apply(text: str) -> int:
     try:
         return subprocess.run(["kubectl", "apply", "-f", "-"], input=text, text=True).returncode
     except FileNotFoundError:
-        raise InputError("launch.kubectl-installed-install-drop") from None
+        raise InputError("launch.no-kubectl") from None
 
 
 def _manifest(options: argparse.Namespace) -> "Manifest":
@@ -83,13 +83,13 @@ def _manifest(options: argparse.Namespace) -> "Manifest":
 
     volumes = dict(options.volume)
     if len(volumes) < len(options.volume):
-        raise InputError("launch.volume-claim-appears-twice")
+        raise InputError("launch.claim-twice")
     run = run_folder(options)
     if not any(PurePosixPath(run).is_relative_to(path) for path in volumes.values()):
-        raise InputError("launch.run-directory-volume-restarted", run=run)
+        raise InputError("launch.run-not-on-volume", path=run)
     for location in options.data or ():
         if not is_remote(location) and not PurePosixPath(location).is_absolute():
-            raise InputError("launch.data-path-folder-pod", location=location)
+            raise InputError("launch.data-not-on-pod", location=location)
     name = options.name or re.sub(r"[^a-z0-9]+", "-", run.name.lower()).strip("-")
     is_own = options.recipe not in builtin_recipes()
     job = job_of(options, is_here=False, recipe_there=recipe_path(name) if is_own else None)

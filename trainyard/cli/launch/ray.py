@@ -80,16 +80,16 @@ def _environment(options: argparse.Namespace) -> dict[str, Any]:
         found = yaml.safe_load(Path(options.runtime_env).read_text())
     except OSError as error:
         raise InputError(
-            "launch.runtime-env", runtime_env=options.runtime_env, strerror=error.strerror
+            "launch.runtime-env-unreadable", path=options.runtime_env, reason=error.strerror
         ) from None
     except yaml.YAMLError:
         found = None
     if not isinstance(found, dict):
-        raise InputError("launch.runtime-env-no-mapping", runtime_env=options.runtime_env)
+        raise InputError("launch.runtime-env-no-mapping", path=options.runtime_env)
     return found
 
 
 def _check_run(job: "Job", ray: "RayOptions") -> None:
     """InputError if the run directory lies in Ray's working copy, which is deleted at the end."""
     if ray.folder is None and not job.run.is_absolute():
-        raise InputError("launch.run-where-working-directory", run=job.run)
+        raise InputError("launch.run-in-working-copy", path=job.run)

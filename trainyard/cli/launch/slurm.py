@@ -91,7 +91,7 @@ def launch(options: argparse.Namespace) -> int:
     job, allocation = job_of(options, is_here=False), _allocation(options)
     check_writable(job, "the batch script")
     if options.seeds and "run.seed" in options.overrides:
-        raise InputError("launch.seeds-run-seed-exclude")
+        raise InputError("launch.seeds-and-seed")
     setup, folder = [_sourced(line) for line in options.setup], Path.cwd()
     if options.submitit:
         return _launch_submitit(job, allocation, setup, options)
@@ -121,7 +121,7 @@ def launch(options: argparse.Namespace) -> int:
     )
     if done.returncode:
         said = " ".join(done.stderr.split()).removeprefix("sbatch: error: ")
-        raise TrainyardError("launch.sbatch-refused-job", said=said)
+        raise TrainyardError("launch.job-refused", reason=said)
     _tell(done.stdout.strip().partition(";")[0], runs, "slurm-*.out")
     return 0
 
@@ -132,9 +132,9 @@ def _launch_submitit(
     from trainyard.launch.submitit import submit
 
     if options.dry_run:
-        raise InputError("launch.dry-run-cannot-show")
+        raise InputError("launch.dry-run-of-submitit")
     if options.time is None:
-        raise InputError("launch.submitit-needs-time-default")
+        raise InputError("launch.submitit-without-time")
     _check_has("sbatch")
     job_id = submit(job, allocation, setup=setup, seeds=options.seeds)
     _tell(job_id, runs_of(job.run, options.seeds), "submitit/*.out")
@@ -159,18 +159,18 @@ def _tell(job_id: str, runs: Sequence[Path], output: str) -> None:
 
 def _check_has(program: str) -> None:
     if shutil.which(program) is None:
-        raise InputError("launch.no-go-where-slurm", program=program)
+        raise InputError("launch.no-slurm", name=program)
 
 
 def _allocation(options: argparse.Namespace) -> Allocation:
     if bool(options.gpus) == bool(options.ranks):
-        raise InputError("launch.say-how-many-gpus")
+        raise InputError("launch.no-gpus-or-ranks")
     if options.time is not None and _seconds(options.time) < options.grace + _BEGIN_S:
         raise InputError(
-            "launch.time-over-before-run",
-            time=options.time,
+            "launch.time-too-short",
+            value=options.time,
             grace=options.grace,
-            grace_2=options.grace + _BEGIN_S,
+            least=options.grace + _BEGIN_S,
         )
     given = {name: getattr(options, name) for name in _WISHES}
     cpus = options.cpus or _share_of_cores(options)

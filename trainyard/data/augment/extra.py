@@ -46,18 +46,19 @@ class Extra:
         changed = self._function(images_BCHW, labels, generator)
         if not isinstance(changed, Tensor):
             raise RecipeError(
-                "recipe.returns-value-type-return",
+                "function.wrong-type",
                 key=KEY,
-                name=self._name,
-                name_2=type(changed).__name__,
+                value=self._name,
+                type=type(changed).__name__,
+                wanted="the images",
             )
         if _looks(changed) != looks:
             raise RecipeError(
-                "recipe.returns-return-images-gets",
+                "function.wrong-images",
                 key=KEY,
-                name=self._name,
-                looks=_looks(changed),
-                looks_2=looks,
+                value=self._name,
+                found=_looks(changed),
+                wanted=looks,
             )
         return replace(batch, images_BCHW=changed)
 

@@ -24,9 +24,9 @@ class ColorJitter:
     def __init__(self, strengths: tuple[float, ...], *, seed: int) -> None:
         """`strengths`: of brightness, contrast, saturation and optionally hue."""
         if len(strengths) not in {3, 4}:
-            raise RecipeError("recipe.augment-color-jitter-strengths", num_strengths=len(strengths))
+            raise RecipeError("recipe.jitter-wrong-count", num_strengths=len(strengths))
         if min(strengths) < 0 or (len(strengths) == 4 and strengths[3] > 0.5):
-            raise RecipeError("recipe.augment-color-jitter-strengths-2")
+            raise RecipeError("recipe.jitter-out-of-range")
         self._strengths = np.array([*strengths, 0.0][:4])
         self._seed = seed
 

@@ -72,7 +72,7 @@ def parse_policy(text: str) -> Policy:
     try:
         return _parse(text)
     except ValueError as error:
-        raise RecipeError("recipe.augment-randaugment", error=error) from None
+        raise RecipeError("recipe.malformed-randaugment", reason=str(error)) from None
 
 
 def check_policy(text: str) -> str:

@@ -25,7 +25,7 @@ class Translate:
         height, width = pixels_BCHW.shape[2:]
         if self._pixels >= min(height, width):
             raise RecipeError(
-                "recipe.augment-translate-no-less", pixels=self._pixels, min=min(height, width)
+                "recipe.translate-too-large", value=self._pixels, size=min(height, width)
             )
         key = fold_in(self._seed, np.full_like(keys.ids, _STREAM), keys.visits, keys.ids)
         drawn = np.floor(uniforms(key, 2) * (2 * self._pixels + 1)).astype(np.int64) - self._pixels
