@@ -132,7 +132,11 @@ def _found(env: Mapping[str, str]) -> tuple[Starter, World]:
     if rank >= size:
         names = starter.variables
         raise InputError(
-            "rank.lies-outside", names=names["rank"], rank=rank, names_2=names["size"], size=size
+            "rank.beyond-size",
+            variable=names["rank"],
+            rank=rank,
+            size_variable=names["size"],
+            size=size,
         )
     for _, others in complete:
         if (others["rank"], others["size"]) == (rank, size):
@@ -158,14 +162,14 @@ def _half_set(starter: Starter, values: Mapping[str, int], *wanted: str) -> Inpu
     missing = next(what for what in wanted if what not in values)
     present = ", ".join(names[what] for what in values if what in names)
     return InputError(
-        "rank.set-although-sets-both", names=names[missing], present=present, name=starter.name
+        "rank.variable-missing", variable=names[missing], given=present, launcher=starter.name
     )
 
 
 def whole(name: str, text: str) -> int:
     """The number in a variable. InputError if its text is not a whole number."""
     if not text.strip().isdigit():
-        raise InputError("rank.whole-number", name=name, text=text)
+        raise InputError("variable.not-a-number", name=name, value=text)
     return int(text)
 
 
@@ -207,11 +211,11 @@ def meeting_point(world: World, env: Mapping[str, str] = os.environ) -> MeetingP
     host = env.get("MASTER_ADDR", "").strip("[]")
     host = host or ("127.0.0.1" if world.num_nodes == 1 else first_host(env.get(starter.hosts, "")))
     if not host:
-        raise InputError("rank.master-addr-set-host")
+        raise InputError("rank.no-master-addr")
     derived = _PORTS[crc32(job.encode()) % len(_PORTS)] if job else _DEFAULT_PORT
     port = whole("MASTER_PORT", env.get("MASTER_PORT") or str(derived))
     if not 0 < port < 1 << 16:
-        raise InputError("rank.master-port-port", port=port)
+        raise InputError("rank.malformed-port", value=port)
     is_hosted = starter is STARTERS[0] and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return MeetingPoint(host, port, is_hosted=is_hosted, job=job)
 

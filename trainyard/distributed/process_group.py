@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trainyard.distributed.interfaces import use_interface_to
 from trainyard.distributed.launcher_variables import meeting_point
-from trainyard.distributed.process_info import ProcessInfo, rank_name
+from trainyard.distributed.process_info import ProcessInfo
 from trainyard.distributed.startup_check import check_start
 from trainyard.distributed.store import open_stores, start_limit
 from trainyard.distributed.watchdog import Watchdog
@@ -102,12 +102,14 @@ def _join(world: World, facts: Mapping[str, str]) -> Watchdog:
             _make_group(own_store, world, limit_s, device if has_nccl else None)
     except RuntimeError as error:
         watchdog.close(in_peace=False)
-        first_line = f"{error}".partition("\n")[0]
+        first_line, me = f"{error}".partition("\n")[0], ProcessInfo.current()
         raise PeerError(
-            "rank.cannot-connect-all-others",
-            rank_name=rank_name(world.rank, ProcessInfo.current()),
-            get=os.environ.get("GLOO_SOCKET_IFNAME", "of its name"),
-            first_line=first_line,
+            "rank.cannot-connect",
+            rank=world.rank,
+            host=me.host,
+            pid=me.pid,
+            interface=os.environ.get("GLOO_SOCKET_IFNAME", "of its name"),
+            reason=first_line,
         ) from error
     return watchdog
 
@@ -118,11 +120,13 @@ def _own_device(world: World) -> tuple["torch.device", str | None]:
         device = own_device(world)
         return device, gpu_of(device)
     except RuntimeError as error:
-        first_line = f"{error}".partition("\n")[0]
+        first_line, me = f"{error}".partition("\n")[0], ProcessInfo.current()
         raise TrainyardError(
-            "rank.cannot-gpu",
-            rank_name=rank_name(world.rank, ProcessInfo.current()),
-            first_line=first_line,
+            "rank.gpu-failed",
+            rank=world.rank,
+            host=me.host,
+            pid=me.pid,
+            reason=first_line,
         ) from error
 
 

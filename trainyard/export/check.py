@@ -85,11 +85,11 @@ def compare(model: nn.Module, exported: Exported, batches: Sequence[Tensor]) -> 
         with torch.no_grad():
             ours, theirs = model(images_BCHW), exported(images_BCHW)
         if ours.shape != theirs.shape or not theirs.isfinite().all():
-            raise DiffersError("export.logits-missing-finite")
+            raise DiffersError("export.logits-not-finite")
         off = (ours - theirs).abs().max().item()
         largest = max(largest, off)
         relative = max(relative, off / max(ours.abs().max().item(), 1e-12))
     if relative > _TOLERANCE:
-        raise DiffersError("export.logits-differ-up-largest", largest=largest, relative=relative)
+        raise DiffersError("export.logits-differ", largest=largest, relative=relative)
     real = len(batches[-1]) if len(batches) > len(_RANDOM) else 0
     return Difference(largest, relative, real)

@@ -50,7 +50,7 @@ class Exporter:
         """InputError about an option if timm does not know the architecture."""
         if self._about.own_module is not None:
             name = self._about.architecture
-            raise InputError("export.timm-no-architecture-export", option=option, name=name)
+            raise InputError("export.unknown-to-timm", option=option, name=name)
 
     def to_file(self, path: Path, kind: str) -> Export:
         """Write a file of a format, and a card beside it: model.onnx and model.onnx.md.
@@ -130,15 +130,10 @@ class Exporter:
             if disk_error(error, path) is not None:
                 raise
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        is_timms = kind in ("hub", "safetensors") and self._about.own_module is None
-        what = "timm cannot load it again" if is_timms else "export failed"
-        raise TrainyardError(
-            "export.nothing-written",
-            architecture=self._about.architecture,
-            kind=kind,
-            what=what,
-            reason=reason,
-        )
+        name = self._about.architecture
+        if kind in ("hub", "safetensors") and self._about.own_module is None:
+            raise TrainyardError("export.not-loadable", name=name, format=kind, reason=reason)
+        raise TrainyardError("export.failed", name=name, format=kind, reason=reason)
 
 
 def card_of(path: Path) -> Path:
@@ -150,22 +145,22 @@ def check_file(path: Path, kind: str) -> None:
     """InputError if a file cannot be exported to this path."""
     FORMATS[kind].check()
     if not path.parent.is_dir():
-        raise InputError("export.no-folder", path=path, parent=path.parent)
+        raise InputError("export.no-parent-folder", path=path, folder=path.parent)
     if path.is_dir():
-        raise InputError("export.folder-name-file-say", path=path)
+        raise InputError("export.file-is-folder", path=path)
     beside = card_of(path)
     if beside.exists() and MADE_BY not in beside.read_text(errors="replace"):
-        raise InputError("export.exists-where-model-card", beside=beside)
+        raise InputError("export.card-exists", path=beside)
 
 
 def check_hub(path: Path) -> None:
     """InputError if a folder for timm cannot be made at this path."""
     if not path.parent.is_dir():
-        raise InputError("export.hub-no-folder", path=path, parent=path.parent)
+        raise InputError("export.no-parent-folder", path=path, folder=path.parent)
     if path.exists() and not path.is_dir():
-        raise InputError("export.hub-file-name-folder", path=path)
+        raise InputError("export.hub-is-file", path=path)
     if path.is_dir() and any(path.iterdir()) and not is_ours(path):
-        raise InputError("export.hub-holds-other-files", path=path)
+        raise InputError("export.hub-not-empty", path=path)
 
 
 @contextmanager
@@ -183,7 +178,7 @@ def _staging(path: Path, needed: int) -> Iterator[Path]:
         raise
     except OSError as error:
         raise InputError(
-            "data.cannot-written", path=path, strerror=error.strerror or error
+            "file.unwritable", path=path, reason=error.strerror or str(error)
         ) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -82,7 +82,7 @@ def _check_onnx() -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise InputError(
-            "export.onnx-needs-further-packages", install_hint=install_hint("onnx"), error=error
+            "export.needs-onnx", hint=install_hint("onnx"), reason=str(error)
         ) from None
 
 

@@ -31,7 +31,7 @@ def read_hosts(given: str) -> list[GivenHost]:
         lines = path.read_text().splitlines()
         entries = [(f"{path}, line {number}", line) for number, line in enumerate(lines, 1)]
     elif "/" in given:
-        raise InputError("launch.hosts-no-file", given=given)
+        raise InputError("launch.no-such-hosts-file", path=given)
     else:
         entries = [("--hosts", entry) for entry in given.split(",")]
     entries = [(where, entry.partition("#")[0].strip()) for where, entry in entries]
@@ -41,10 +41,10 @@ def read_hosts(given: str) -> list[GivenHost]:
             continue
         host = _host(where, entry)
         if host.name in hosts:
-            raise InputError("launch.stands-twice-two-ranks", where=where, name=host.name)
+            raise InputError("launch.host-named-twice", where=where, name=host.name)
         hosts[host.name] = host
     if not hosts:
-        raise InputError("launch.hosts-no-hosts", given=given)
+        raise InputError("launch.no-hosts", value=given)
     return list(hosts.values())
 
 
@@ -54,10 +54,10 @@ def _host(where: str, entry: str) -> GivenHost:
     for option in options:
         match = _SLOTS.fullmatch(option)
         if match is None or slots is not None:
-            raise InputError("launch.slots-n-number-ranks", where=where, option=option)
+            raise InputError("launch.malformed-slots", where=where, value=option)
         slots = match["slots"]
     if not target or target.startswith("-") or slots == "0":
-        raise InputError("launch.no-host-user-db8", where=where, entry=entry)
+        raise InputError("launch.malformed-host", where=where, value=entry)
     return GivenHost(target, None if slots is None else int(slots))
 
 

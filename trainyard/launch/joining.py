@@ -30,7 +30,7 @@ def listen(address: str | None) -> tuple[str, socket.socket]:
         return name, socket.create_server((place[0], 0), family=family)
     except OSError as error:
         raise InputError(
-            "launch.cannot-listen-master-addr", name=name, strerror=error.strerror or error
+            "launch.cannot-listen", address=name, reason=error.strerror or str(error)
         ) from None
 
 
@@ -45,7 +45,7 @@ def rendezvous(
         own = local_address(host)
     except OSError as error:
         raise InputError(
-            "launch.host-does-reach-first", endpoint=endpoint, strerror=error.strerror or error
+            "launch.first-host-unreachable", address=endpoint, reason=error.strerror or str(error)
         ) from None
     store = TCPStore(
         host,

@@ -44,7 +44,7 @@ class Training:
         if code in _REQUEUED or (code in _STOPPED and _is_preempted()):
             _requeue()
         if code not in (0, Stopped.exit_code):
-            raise TrainyardError("launch.rank-ended-exit-code", exit_code=code)
+            raise TrainyardError("launch.rank-failed", exit_code=code)
         return code
 
     def checkpoint(self) -> Any:
@@ -94,7 +94,7 @@ def submit(
             jobs = [executor.submit(Training(one.command)) for one in _jobs(job, runs, seeds)]
     except submitit.core.utils.FailedJobError as error:
         said = str(error).strip().splitlines()[-1]
-        raise TrainyardError("launch.sbatch-refused-job", said=said) from None
+        raise TrainyardError("launch.job-refused", reason=said) from None
     return str(jobs[0].job_id).partition("_")[0]
 
 
@@ -120,7 +120,5 @@ def _submitit() -> Any:
     try:
         import submitit
     except ImportError:
-        raise InputError(
-            "launch.submitit-needs-submitit", install_hint=install_hint("submitit")
-        ) from None
+        raise InputError("launch.needs-submitit", hint=install_hint("submitit")) from None
     return submitit

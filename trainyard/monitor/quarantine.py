@@ -37,7 +37,7 @@ class Quarantine:
                 known = json_object(line)
                 self._seen[known["split"]].add(known["id"])
             except (ValueError, KeyError, TypeError):
-                raise InputError("monitor.line-does-name-bad", path=path, number=number) from None
+                raise InputError("run.malformed-quarantine-line", path=path, line=number) from None
 
     def note(self, split: str, bad: Iterable[tuple[int, str, int, str]]) -> None:
         """Record this rank's bad samples (id, file, offset, reason) until `exchange`."""
@@ -55,9 +55,9 @@ class Quarantine:
         for split, size in self._num_samples.items():
             if self.count(split) > math.ceil(round(self._max_bad * size, 6)):
                 error = DataError(
-                    "monitor.samples-cannot-read-more",
-                    count=self.count(split),
-                    size=size,
+                    "data.too-many-bad-samples",
+                    num_bad=self.count(split),
+                    num_samples=size,
                     split=split,
                     max_bad=self._max_bad,
                     path=self._path,

@@ -55,9 +55,7 @@ def write_shards(
         # By their names: Ctrl-C may come between a worker's start of a shard and a note of it.
         remove_stale(work.destination, jobs, journal.part)
         if isinstance(error, BrokenProcessPool):
-            raise TrainyardError(
-                "data.packing-process-died-perhaps", destination=work.destination
-            ) from None
+            raise TrainyardError("pack.worker-died", path=work.destination) from None
         raise
     finally:
         pool.shutdown()

@@ -149,6 +149,6 @@ def _jpeg(
 
 def _check(pixels: int, quality: int) -> None:
     if not 1 <= pixels <= 65_500:  # the most that a JPEG holds
-        raise DataError("data.side-pixels-possible", pixels=pixels)
+        raise DataError("pack.size-out-of-range", size=pixels)
     if not 1 <= quality <= 100:
-        raise DataError("data.jpeg-quality-possible", quality=quality)
+        raise DataError("pack.quality-out-of-range", value=quality)

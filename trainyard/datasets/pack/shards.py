@@ -75,7 +75,7 @@ def shuffled(index: Index, seed: int | None) -> Selection:
 def only_classes(selection: Selection, keep: NDArray[np.int64]) -> Selection:
     """The samples of some classes (sorted positions), which are renumbered from 0."""
     if selection.index.lists is not None:
-        raise DataError("data.some-classes-alone-packed")
+        raise DataError("pack.classes-with-lists")
     new = np.full(len(selection.index.classes), -1, np.int32)
     new[keep] = np.arange(len(keep))
     labels = new[selection.labels]
@@ -85,25 +85,23 @@ def only_classes(selection: Selection, keep: NDArray[np.int64]) -> Selection:
 def plan_jobs(splits: dict[str, Selection], options: PackOptions) -> dict[str, list[ShardJob]]:
     """The shards of each split. DataError for options that cannot be used."""
     if not _NAME.fullmatch(options.name):
-        raise DataError("data.name-letters-digits-alone", name=options.name)
+        raise DataError("pack.malformed-name", name=options.name)
     if options.format not in FORMATS:
-        raise DataError(
-            "data.cannot-written-choose", format=options.format, formats=", ".join(FORMATS)
-        )
+        raise DataError("pack.unknown-format", format=options.format, names=", ".join(FORMATS))
     if options.pixels and options.format != "packed":
-        raise DataError("data.holds-no-raw-pixels", format=options.format)
+        raise DataError("pack.format-without-pixels", format=options.format)
     if options.shard_samples < 1 or (options.shard_bytes or 1) < 1:
-        raise DataError("data.shard-needs-least-one")
+        raise DataError("pack.empty-shard")
     jobs = {}
     for split, selection in splits.items():
         if not len(selection.ids):
-            raise DataError("data.no-samples-pack", split=split)
+            raise DataError("pack.no-samples", split=split)
         if selection.index.lists is not None and options.format not in _HOLD_LISTS:
             raise DataError(
-                "data.holds-one-label-each",
+                "pack.format-without-lists",
                 format=options.format,
                 split=split,
-                hold_lists=" or ".join(_HOLD_LISTS),
+                names=" or ".join(_HOLD_LISTS),
             )
         borders = _borders(selection, options)
         names = shard_names(options, split, len(borders) - 1)

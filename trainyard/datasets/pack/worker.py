@@ -85,7 +85,7 @@ class _Worker:
             source = self.work.sources[split]
             index = load_index(source.index)
             if index is None or index.fingerprint != source.fingerprint:
-                raise DataError("data.changed-while-data-being", index=source.index)
+                raise DataError("pack.source-changed", path=source.index)
             self._opened[split] = index, Reader(index)
         return self._opened[split]
 
@@ -136,7 +136,7 @@ def write_shard(job: ShardJob) -> tuple[Written, Outputs]:
     except OSError as error:
         reason = why_unwritable(error, final, _num_bytes(job), part)
         remove(outputs)
-        raise DataError("data.cannot-written-complete-shards", final=final, reason=reason) from None
+        raise DataError("pack.shard-unwritable", path=final, reason=reason) from None
     except BaseException:
         remove(outputs)
         raise
@@ -191,7 +191,7 @@ def _samples(job: ShardJob, seen: _Seen) -> Iterator[EncodedSample]:
 def _unreadable(index: Index, sample: int, error: OSError) -> DataError:
     name, offset, _ = index.locate(sample)
     return DataError(
-        "data.byte-sample-cannot-read", name=name, offset=offset, sample=sample, error=error
+        "pack.sample-unreadable", path=name, offset=offset, sample=sample, reason=str(error)
     )
 
 
@@ -201,7 +201,7 @@ def _check_inside(index: Index, sample: int) -> None:
     outside = None if is_remote(index.locate(sample)[0]) else look_outside(index)(name)
     if outside is not None:
         raise DataError(
-            "data.leads-outside-data-no", root=os.path.join(index.root, name), outside=outside
+            "pack.link-leaves-data", path=os.path.join(index.root, name), target=outside
         )
 
 

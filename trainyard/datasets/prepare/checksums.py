@@ -39,8 +39,8 @@ def check_md5(
     for path, digest in zip(expected, found, strict=True):
         if digest != expected[path]:
             raise DataError(
-                "data.md5-instead-incomplete-damaged",
+                "prepare.wrong-md5",
                 path=path,
-                digest=digest,
+                md5=digest,
                 expected=expected[path],
             )

@@ -37,10 +37,10 @@ def prepare_digits(destination: Path) -> dict[str, int]:
     counts = {split: len(list(destination.glob(f"{split}/*/*.png"))) for split in ("train", "val")}
     if sum(counts.values()) != 1797:
         raise DataError(
-            "data.holds-digits-instead-remove",
-            destination=destination,
-            counts=counts["train"],
-            counts_2=counts["val"],
+            "prepare.wrong-digit-count",
+            path=destination,
+            num_train=counts["train"],
+            num_val=counts["val"],
         )
     return counts
 

@@ -67,7 +67,7 @@ def _train_scan(path: Path, devkit: Devkit) -> Scan:
     def rows() -> Iterator[FileRows]:
         for archive in class_archives(place):
             if archive.name not in known:
-                raise DataError("data.class-none-devkit-s", path=path, name=archive.name)
+                raise DataError("prepare.class-not-in-devkit", path=path, name=archive.name)
             classes.append(archive.name)
             yield archive.rows(len(classes) - 1)
 
@@ -90,10 +90,10 @@ def _val_rows(
             match = _VAL_NAME.fullmatch(member.name)
             if not match or not 1 <= int(match[1]) <= len(devkit.val):
                 raise DataError(
-                    "data.among-images-devkit-classes",
-                    location=place.location,
+                    "prepare.image-not-in-devkit",
+                    path=place.location,
                     name=member.name,
-                    num_val=len(devkit.val),
+                    num_images=len(devkit.val),
                 )
             found[int(match[1])] = member
     images = [found[n] for n in sorted(found) if devkit.val_wnid(n) in label_of]
@@ -107,5 +107,5 @@ def _check_counts(train: Index, val: Index) -> None:
     for (what, published), count in zip(_PUBLISHED.items(), found, strict=True):
         if count != published:
             raise DataError(
-                "data.ilsvrc2012-found-instead", count=count, what=what, published=published
+                "prepare.wrong-imagenet-count", num_found=count, what=what, num_expected=published
             )

@@ -142,7 +142,7 @@ def _pool(workers: int, indices: list[str]) -> Iterator[ProcessPoolExecutor]:
     try:
         yield pool
     except BrokenProcessPool:
-        raise DataError("data.process-decodes-images-died") from None
+        raise DataError("verify.worker-died") from None
     finally:
         stop.value = 1
         pool.shutdown(cancel_futures=True)
@@ -226,7 +226,7 @@ def _examine(task: _Task) -> _Part:
 def _load(path: Path) -> Index:
     index = load_index(path)
     if index is None:
-        raise DataError("data.index-gone", path=path)
+        raise DataError("verify.index-gone", path=path)
     return index
 
 

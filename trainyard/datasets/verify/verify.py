@@ -90,7 +90,7 @@ def _locations(location: str, share: object) -> dict[str, str]:
     """The locations of the splits. DataError for a share beside validation images."""
     found = all_splits(location)
     if share is not None and "val" in found:
-        raise DataError("data.validation-images-val-share", location=location, found=found["val"])
+        raise DataError("verify.needless-val-share", location=location, val=found["val"])
     return found
 
 

@@ -53,7 +53,7 @@ class WandbTracker:
                     ),
                 )
         except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
-            raise RecipeError("monitor.watch-wandb-wandb-mode", reason=reason(error)) from None
+            raise RecipeError("tracker.wandb-refused", reason=reason(error)) from None
         self._teardown = wandb.teardown
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
