@@ -44,7 +44,7 @@ def _plan(config: DataConfig, index: Index, *, global_batch: int, seed: int) -> 
     common = {"global_batch": global_batch, "seed": seed}
     if config.order == "resample":
         if config.locality:
-            raise RecipeError("data.data-locality-data-order", locality=config.locality)
+            raise RecipeError("recipe.locality-with-resample", value=config.locality)
         run, shards = _shards(index.file, sizes)
         return ResampledPlan(sizes, _draws(config, sizes), shards, run, **common)
     if config.weights is None:
@@ -57,16 +57,16 @@ def _draws(config: DataConfig, sizes: tuple[int, ...]) -> tuple[int, ...]:
     weights = config.weights or (1.0,) * len(sizes)
     if len(weights) != len(sizes):
         raise RecipeError(
-            "data.data-weights-numbers-but", num_weights=len(weights), num_sizes=len(sizes)
+            "recipe.wrong-weight-count", num_weights=len(weights), num_locations=len(sizes)
         )
     draws = tuple(round(weight * size) for weight, size in zip(weights, sizes, strict=True))
     if 0 in draws:
         part = draws.index(0)
         raise RecipeError(
-            "data.data-weights-times-samples",
-            weights=weights[part],
-            sizes=sizes[part],
-            part=part + 1,
+            "recipe.weight-too-small",
+            value=weights[part],
+            num_samples=sizes[part],
+            number=part + 1,
         )
     return draws
 

@@ -112,12 +112,12 @@ class JoinFeed:
     def _ends_before(self, step: int) -> list[int]:
         """The ends of passes up to a step. CheckpointError if the run cannot resume there."""
         if step and "ends" not in self._place:
-            raise CheckpointError("data.data-order-join-resumes")
+            raise CheckpointError("checkpoint.not-of-join")
         ends: list[int] = self._place.get("ends", [])
         ranks, begin = self._place.get("ranks"), max(ends, default=0)
         if step > begin and ranks != self._world.size:
             raise CheckpointError(
-                "data.checkpoint-step-lies-inside", step=step, ranks=ranks, begin=begin
+                "checkpoint.inside-pass", step=step, num_ranks=ranks, pass_start=begin
             )
         return list(ends)
 
@@ -158,7 +158,7 @@ class JoinFeed:
         seen, self._seen = self._seen, 0
         self._past += seen
         if not seen:
-            error = DataError("data.data-train-one-sample")
+            error = DataError("stream.no-samples")
             error.is_shared = True
             raise error
         self._ends.append(self._step)

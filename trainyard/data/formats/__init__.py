@@ -44,28 +44,27 @@ def recognise(place: ResolvedLocation) -> str:
     if place.is_folder:
         left_out = folder.files_left_out(place.root)
         loose, _ = left_out.kinds.get(LOOSE, (0, ""))
-        found = f"holds {loose:,} images, but no folder of a class" if loose else "no images found"
-        other = f"; left out: {left_out}" if left_out and not loose else ""
-        raise DataError(
-            "data.expected-one-folder-per", location=place.location, found=found, other=other
-        )
-    raise DataError("data.known-format-expected-folder", location=place.location)
+        if loose:
+            raise DataError("data.no-class-folders", location=place.location, num_images=loose)
+        hint = f"; left out: {left_out}" if left_out else ""
+        raise DataError("data.no-images", location=place.location, hint=hint)
+    raise DataError("data.unknown-format", location=place.location)
 
 
 def _check_options(place: ResolvedLocation, name: str) -> None:
     """DataError for an option that the format's reader does not know."""
     known = getattr(FORMATS[name], "OPTIONS", ())
     if len(place.options) < place.option_text.count("#"):
-        raise DataError("data.option-twice", location=place.location, option_text=place.option_text)
+        raise DataError("data.option-twice", location=place.location, options=place.option_text)
     wrong = [f"#{option}=" for option in place.options if option not in known]
     if wrong:
         taken = " and ".join(f"#{option}=" for option in known) or "none"
         raise DataError(
-            "data.no-option-format-takes",
+            "data.unknown-option",
             location=place.location,
-            wrong=wrong[0],
-            name=name,
-            taken=taken,
+            name=wrong[0],
+            format=name,
+            names=taken,
         )
 
 

@@ -55,7 +55,7 @@ def scan(place: ResolvedLocation) -> Scan:
     names = place.files(".tar")
     if not names:
         raise DataError(
-            "data.samples-read-their-offset", path=place.path(place.files(*_COMPRESSED)[0])
+            "tar.compressed", path=place.path(place.files(*_COMPRESSED)[0]), hint=" to .tar"
         )
     check_all_read(place)
     has_splits = bool(splits_inside(place))
@@ -82,9 +82,7 @@ def check_all_read(place: ResolvedLocation) -> None:
         is_shard = ending and _NUMBER.sub("#", name[: -len(ending)]) in alike
         if is_shard and name not in names:
             remedy = f"rename it to {name[:-4]}.tar" if ending == ".tar" else "decompress it"
-            raise DataError(
-                "data.tar-like-would-read", path=place.path(name), names=names[0], remedy=remedy
-            )
+            raise DataError("tar.passed-over", path=place.path(name), like=names[0], hint=remedy)
 
 
 def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
@@ -103,9 +101,7 @@ def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
     outside = found.pop("", None)
     if len(found) == 1 and outside is not None:  # the images in no split would be left out
         ((split, folder),) = found.items()
-        raise DataError(
-            "data.folder-data-classes-like", location=place.location, folder=folder, split=split
-        )
+        raise DataError("tar.split-or-class", location=place.location, folder=folder, split=split)
     return tuple(split for split in SPLITS if split in found)
 
 
@@ -135,7 +131,7 @@ class _Labels:
         self._expect(layout, path, name)
         split = _split_above(layout, name)
         if split and not self._has_splits:
-            raise DataError("data.lies-folder-data-but", path=path, name=name, split=split)
+            raise DataError("tar.partly-in-split", path=path, name=name, split=split)
         if self._has_splits and not split:
             return -1
         if layout == _INNER_TARS:
@@ -149,10 +145,10 @@ class _Labels:
             for end in range(1, len(folder)):
                 if folder[:end] in self._folders:
                     raise DataError(
-                        "data.images-them-class",
+                        "tar.class-in-class",
                         location=location,
-                        folder="/".join(folder[:end]),
-                        folder_2="/".join(folder),
+                        outer="/".join(folder[:end]),
+                        inner="/".join(folder),
                     )
         check_no_splits(location, self.classes)
 
@@ -165,7 +161,7 @@ class _Labels:
         known, first = self._homes.setdefault((split, class_name), (inside, home))
         if known != inside:
             raise DataError(
-                "data.one-name-if-they", path=path, first="/".join(first), home="/".join(home)
+                "tar.class-in-two-folders", path=path, folder="/".join(first), other="/".join(home)
             )
         number = self._numbers.setdefault(class_name, len(self.classes))
         if number == len(self.classes):
@@ -177,12 +173,12 @@ class _Labels:
         known, first = self._layout
         if known != layout:
             raise DataError(
-                "data.lies-but-one-class",
+                "tar.class-in-two-layouts",
                 path=path,
                 name=name,
                 layout=layout,
-                first=first,
-                known=known,
+                other=first,
+                other_layout=known,
             )
 
 
@@ -191,7 +187,7 @@ def _check_is_class(path: str, stem: str, name: str, *, alone: bool = False) -> 
     is_imagenets_way = name.startswith(stem) and not name[len(stem) : len(stem) + 1].isalnum()
     if stem.strip(".") and (is_imagenets_way or not (alone or stem[-1].isdigit())):
         return
-    raise DataError("data.holds-images-but-no", path=path, name=name, stem=stem)
+    raise DataError("tar.no-labels", path=path, name=name, stem=stem)
 
 
 def _folders_of(name: str) -> tuple[str, ...]:
@@ -313,7 +309,7 @@ class _Names:
         seen = set[str]()
         for member in members(tar) if twice else ():
             if member.name in seen:
-                raise DataError("data.stored-twice-tar-r", name=tar.name, name_2=member.name)
+                raise DataError("tar.member-stored-twice", path=tar.name, name=member.name)
             if hash(member.name) in twice:
                 seen.add(member.name)
 
@@ -324,17 +320,15 @@ def _flat_images(tar: BufferedTarReader, inner: Member, left_out: LeftOut) -> It
     for member in members(tar, inner.offset, inner.offset + inner.size):
         folder, _, base = member.name.rpartition("/")
         if base.endswith((".tar", ".cls")):
-            raise DataError(
-                "data.tar-inside-holds-but", name=tar.name, name_2=inner.name, base=base
-            )
+            raise DataError("tar.inner-not-class", path=tar.name, inner=inner.name, name=base)
         if is_image(base):
             if folder not in ("", ".", stem, f"./{stem}"):
                 raise DataError(
-                    "data.image-tar-inside-class",
-                    name=tar.name,
-                    name_2=member.name,
-                    name_3=inner.name,
-                    stem=stem,
+                    "tar.inner-class-or-folder",
+                    path=tar.name,
+                    name=member.name,
+                    inner=inner.name,
+                    inner_name=stem,
                 )
             if not is_class:
                 _check_is_class(tar.name, stem, base)

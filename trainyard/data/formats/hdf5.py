@@ -76,9 +76,7 @@ def scan(place: ResolvedLocation) -> Scan:
         classes = find_classes(file, source.name)
         for split in find_splits(file, source.name):
             if split.name == place.split and split.labels is None:
-                raise DataError(
-                    "data.these-images-no-labels", location=place.location, name=split.name
-                )
+                raise DataError("data.no-labels", location=f"{place.location}#{split.name}")
     left_out = LeftOut()
     rows = all_rows(_read_files(place, names, classes), left_out)
     return scan_of_files(place, names, rows, format="hdf5", classes=classes, left_out=left_out)
@@ -161,7 +159,9 @@ def _damage_named(name: str) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
-        raise DataError("data.readable-hdf5-file", name=name, error=error) from None
+        raise DataError(
+            "data.malformed-file", path=name, format="HDF5", reason=str(error)
+        ) from None
 
 
 def _check(file: Any, name: str) -> None:
@@ -169,11 +169,9 @@ def _check(file: Any, name: str) -> None:
     missing = [key for key in (IMAGES, TARGETS) if not isinstance(file.get(key), kind)]
     if missing:
         raise DataError(
-            "data.no-dataset-expected",
-            name=name,
-            missing=missing[0],
-            images=IMAGES,
-            targets=TARGETS,
+            "hdf5.no-dataset",
+            path=name,
+            dataset=missing[0],
         )
     for key in {IMAGES, TARGETS, NAMES, FILES} & {*file}:  # links that lead nowhere too
         check_inside(file, key, name)
@@ -184,7 +182,8 @@ def _h5py() -> Any:
     try:
         import h5py
     except ImportError:
-        raise DataError("data.hdf5-needs-h5py", install_hint=install_hint("hdf5")) from None
+        hint = install_hint("hdf5")
+        raise DataError("data.needs-package", name="HDF5", package="h5py", hint=hint) from None
     return h5py
 
 
@@ -198,7 +197,9 @@ def _read_files(
         for name in names:
             with _open(place.path(name)) as (file, source):
                 if find_classes(file, source.name) != classes:
-                    raise DataError("data.classes-differ-those", name=source.name, names=names[0])
+                    raise DataError(
+                        "data.files-differ-in-classes", path=source.name, first=names[0]
+                    )
                 splits = find_splits(file, source.name)
                 left_out = left_out_of(splits, len(file[IMAGES]), source.name)
                 rows = _file_rows(file, source, name, classes, splits=splits, pool=pool)

@@ -60,10 +60,10 @@ def check_no_splits(location: str, classes: Sequence[str], folders: Iterable[str
         splits = sorted(classes)
     if splits:
         raise DataError(
-            "data.name-no-class-name",
+            "data.splits-as-classes",
             location=location,
-            splits=" and ".join(splits[:3]),
-            hint="are splits" if splits[1:] else "is a split",
+            names=" and ".join(splits[:3]),
+            what="are splits" if splits[1:] else "is a split",
         )
     inside: dict[str, list[str]] = {}
     for folder in folders:
@@ -72,4 +72,4 @@ def check_no_splits(location: str, classes: Sequence[str], folders: Iterable[str
     for above, names in inside.items():
         if above and (splits := splits_among(names)):
             path = os.path.join(location, above)
-            raise DataError("data.holds-no-class-name", path=path, splits=" and ".join(splits))
+            raise DataError("data.class-holds-splits", path=path, names=" and ".join(splits))

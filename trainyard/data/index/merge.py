@@ -43,10 +43,10 @@ def merged_splits(
         found = [splits or {"train": place} for place, splits in zip(locations, found, strict=True)]
     for location, splits in zip(locations, found, strict=True):
         if "train" not in splits:
-            raise DataError("index.no-train-data-each", location=location)
+            raise DataError("data.no-train-split", location=location)
     val = [splits["val"] for splits in found if "val" in splits]
     if not val and not may_share:
-        raise DataError("index.none-val-data-add", locations=", ".join(locations))
+        raise DataError("data.no-val-split", locations=", ".join(locations))
     return {"train": [splits["train"] for splits in found], "val": val or None}
 
 
@@ -56,7 +56,7 @@ def validation_splits(locations: Sequence[str]) -> list[str]:
     found = [find_splits(location) or {"val": location} for location in locations]
     val = [splits["val"] for splits in found if "val" in splits]
     if not val:
-        raise DataError("index.no-val-data-but", locations=" and ".join(locations))
+        raise DataError("data.only-train-split", locations=" and ".join(locations))
     return val
 
 
@@ -101,7 +101,7 @@ def _unite(
     """
     kinds = {part.lists is None: place for place, part in zip(locations, parts, strict=True)}
     if len(kinds) > 1:
-        raise DataError("index.lists-labels-one-label", kinds=kinds[False], kinds_2=kinds[True])
+        raise DataError("data.mixed-locations", location=kinds[False], other=kinds[True])
     if known is None:
         known = unite_classes((part.classes, part.has_names) for part in parts)
     for place, part in zip(locations, parts, strict=True):
@@ -147,7 +147,10 @@ def _save(path: Path, parts: Sequence[Index], header: dict[str, Any]) -> Index:
         return save_index(path, header, _columns(parts, header["classes"]))
     except OSError as error:
         raise DataError(
-            "index.index-merged-data-cannot", path=path, strerror=error.strerror
+            "index.unwritable",
+            location=" and ".join(map(_root, parts)),
+            path=path,
+            reason=error.strerror,
         ) from None
 
 

@@ -48,10 +48,10 @@ def check_apart(train: Index | tuple[str, ...], val: Index) -> None:
     if len(shared):
         file, offset, _ = val.locate(int(shared[0]))
         raise DataError(
-            "index.validation-images-training-images",
+            "data.val-in-train",
             num_shared=len(shared),
-            num_val=len(val),
-            file=file,
+            num_images=len(val),
+            path=file,
             offset=offset,
         )
 

@@ -29,20 +29,21 @@ def read_labels(path: Path, index: Index) -> Labels:
     try:
         tree = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise DataError("index.labels-cannot-read", path=path, error=error) from None
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DataError("file.unreadable", path=path, reason=reason) from None
     _check(tree, path, len(index.classes))
     numbers = _numbers(index)
     if numbers is None:
         raise DataError(
-            "index.labels-go-numbers-names", path=path, root=index.root or "merged data"
+            "labels.unknown-image-numbers", path=path, location=index.root or "merged data"
         )
     if len(numbers) and int(numbers.max()) > len(tree):
         raise DataError(
-            "index.labels-images-but-image",
+            "labels.too-few",
             path=path,
-            num_tree=len(tree),
-            root=index.root,
-            max=int(numbers.max()),
+            num_labels=len(tree),
+            location=index.root,
+            number=int(numbers.max()),
         )
     return [tree[number - 1] for number in numbers.tolist()]
 
@@ -52,15 +53,15 @@ def _check(tree: Any, path: Path, num_classes: int) -> None:
         return type(value) is int and 0 <= value < num_classes
 
     if not isinstance(tree, list):
-        raise DataError("index.expected-json-list-list", path=path)
+        raise DataError("labels.not-a-list", path=path)
     for number, labels in enumerate(tree, start=1):
         if not (isinstance(labels, list) and all(map(is_label, labels))):
             raise DataError(
-                "index.image-instead-list-class",
+                "labels.not-class-numbers",
                 path=path,
                 number=number,
-                dumps=json.dumps(labels)[:60],
-                num_classes=num_classes - 1,
+                value=json.dumps(labels)[:60],
+                largest=num_classes - 1,
             )
 
 

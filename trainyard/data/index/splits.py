@@ -23,7 +23,7 @@ from trainyard.data.storage.hub import files_below, is_on_hub
 from trainyard.data.storage.location import find_place, options_of, split_of, take_secrets
 from trainyard.data.storage.manifest import FILE_NAME, read_manifest
 from trainyard.data.storage.open import open_source
-from trainyard.data.storage.source import is_remote
+from trainyard.data.storage.source import is_remote, reason_of
 from trainyard.errors import DataError
 
 _COMPRESSED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz)$", re.IGNORECASE)
@@ -73,10 +73,10 @@ def train_and_val(location: str, *, may_share: bool = False) -> dict[str, str | 
             share = "the same command with --data.val_share 0.1 validates on a tenth of its images"
             wanted = f"{share}; {wanted}"
         raise DataError(
-            "index.no-data-name-them",
+            "data.missing-split",
             location=location,
-            missing=" and no ".join(missing),
-            wanted=wanted,
+            names=" and no ".join(missing),
+            hint=wanted,
         )
     return {split: splits[split] for split in ("train", "val")}
 
@@ -162,7 +162,7 @@ def _why_not_listed(url: str) -> str:
     try:
         open_source(name).close()
     except OSError as error:
-        return f"{FILE_NAME} there ({str(error).removeprefix(f'{name}: ')})"
+        return f"{FILE_NAME} there ({reason_of(error, name)})"
     return f"them in {FILE_NAME}"
 
 
@@ -193,7 +193,7 @@ def _in_folder(location: str) -> dict[str, str]:
         candidates[split] += _patterns(location, split, files) if is_used else []
     for split, places in candidates.items():
         if len(places) > 1 and (split != "test" or not candidates["val"]):
-            raise DataError("index.both-named-like-data", places=" and ".join(places), split=split)
+            raise DataError("data.several-of-split", names=" and ".join(places), split=split)
     found = {split: places[0] for split, places in candidates.items() if places}
     _check_no_class(location, folders, found)
     inside = os.path.join(location, "data")  # as repositories of the Hub keep their Parquet
@@ -230,11 +230,11 @@ def _check_no_class(location: str, folders: Sequence[str], found: dict[str, str]
     others = [name for name in others if _has_image(os.path.join(location, name))]
     if others:
         raise DataError(
-            "index.class-like-split-data",
+            "data.split-or-class",
             location=location,
-            relpath=os.path.relpath(lone, location),
-            others=others[0],
-            lone=lone,
+            folder=os.path.relpath(lone, location),
+            other=others[0],
+            path=lone,
         )
 
 
@@ -276,12 +276,11 @@ def _on_hub(location: str) -> dict[str, str]:
             continue
         if len(folders) > 1:
             raise DataError(
-                "index.holds-data-several-folders",
+                "hub.several-of-split",
                 location=location,
                 split=split,
-                folders=", ".join(folders),
-                rstrip=location.rstrip("/"),
-                folders_2=folders[0],
+                names=", ".join(folders),
+                path=f"{location.rstrip('/')}/{folders[0]}",
             )
         if shards:
             folder = os.path.join(location, folders[0])
@@ -301,9 +300,9 @@ def _check_one_split(location: str, shards: Sequence[str]) -> None:
     for name in shards:
         if len(named := splits_named(name)) > 1:
             raise DataError(
-                "index.name-says-file-one",
-                location=os.path.join(location, name),
-                named=" and ".join(sorted(named)),
+                "data.file-of-two-splits",
+                path=os.path.join(location, name),
+                names=" and ".join(sorted(named)),
             )
 
 
@@ -315,10 +314,10 @@ def _check_all_read(location: str, split: str, kind: str, names: Sequence[str]) 
         if split in splits_named(name) and (is_other_case or is_compressed):
             remedy = "decompress it" if is_compressed else f"rename it to {name.lower()}"
             raise DataError(
-                "index.shard-would-read-move",
-                location=os.path.join(location, name),
+                "data.shard-passed-over",
+                path=os.path.join(location, name),
                 split=split,
-                remedy=remedy,
+                hint=remedy,
             )
 
 
@@ -333,6 +332,4 @@ def _pattern(
     for pattern in (f"*{stem}{kind}", f"*[!a-zA-Z]{stem}[!a-zA-Z]{kind}", f"{head}{kind}"):
         if matching(names, pattern) == shards:
             return pattern
-    raise DataError(
-        "index.no-pattern-tells-shards", location=location, split=split, shards=shards[0]
-    )
+    raise DataError("data.no-shard-pattern", location=location, split=split, name=shards[0])

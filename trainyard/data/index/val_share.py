@@ -77,11 +77,10 @@ def open_part(index: Index, side: Side) -> Index:
         return save_part(index, side, path)
     except OSError as error:
         raise DataError(
-            "index.index-part-cannot-written",
-            root=index.root,
-            split=side.split,
+            "index.unwritable",
+            location=index.root,
             path=path,
-            strerror=error.strerror,
+            reason=error.strerror,
         ) from None
 
 
@@ -90,9 +89,7 @@ def save_part(index: Index, side: Side, path: Path) -> Index:
     chosen = is_validation(index, side.share, side.seed)
     if not chosen.any() or chosen.all():
         why = "no class has two images" if index.lists is None else "it has too few images"
-        raise DataError(
-            "index.none-kept-validation-data", root=index.root, why=why, share=side.share
-        )
+        raise DataError("data.too-few-to-share", location=index.root, reason=why, value=side.share)
     rows = np.flatnonzero(chosen == (side.split == "val"))
     names = index.file_names
     columns = {name: getattr(index, name)[rows] for name in ("file", "offset", "size", "label")}

@@ -98,21 +98,22 @@ def check_url(url: str) -> None:
         return
     scheme, _, rest = url.partition("://")
     if _LOGIN.match(rest):
-        raise DataError("storage.url-login-put-into", scheme=scheme)
+        raise DataError("storage.login-in-url", scheme=scheme)
     try:
         _ = urlsplit(url).port
     except ValueError:  # perhaps a login with a / in the password
-        raise DataError("storage.valid-url-no-host", scheme=scheme) from None
+        raise DataError(
+            "storage.invalid-url", url=f"{scheme}://…", reason="no host with a number as its port"
+        ) from None
     query = rest.partition("?")[2]
     if query and _ENDS_URL.search(url):
-        raise DataError("storage.url-query-holds-space", scheme=scheme)
+        raise DataError("storage.unquoted-query", scheme=scheme)
     for pair in query.partition("#")[0].split("&"):
         if _is_secret(pair):
             raise DataError(
-                "storage.parameter-looks-like-secret",
-                public_name=public_name(url),
-                partition=pair.partition("=")[0],
-                tokens=TOKENS,
+                "storage.secret-in-url",
+                url=public_name(url),
+                name=pair.partition("=")[0],
             )
 
 
@@ -156,11 +157,11 @@ def token_of(url: SplitResult) -> str | None:
     for item in os.environ.get(TOKENS, "").split():
         server, equals, token = item.partition("=")
         if not (server and equals and token):
-            raise DataError("storage.malformed-write-host-token", tokens=TOKENS)  # fmt: skip
+            raise DataError("storage.malformed-tokens")
         if server.lower() in (url.netloc.lower(), f"{url.scheme}://{url.netloc}".lower()):
             found = token
     if found and not (found.isascii() and found.isprintable() and " " not in found):
-        raise DataError("storage.token-character-tokens-cannot", netloc=url.netloc)
+        raise DataError("storage.malformed-token", host=url.netloc)
     return found or None
 
 

@@ -18,11 +18,6 @@ _NAME = re.compile(
     r"(?:@(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(?P<path>.*))?"
 )
 
-GATED = (
-    "a gated data set: accept its terms on its page, and set HF_TOKEN or run `hf auth login` for "
-    "that account"
-)
-
 
 class HubPath(NamedTuple):
     repo: str  # OWNER/NAME
@@ -39,7 +34,7 @@ def hub_path(name: str) -> HubPath:
     """The parts of a name. DataError if it names no data set."""
     found = _NAME.fullmatch(name)
     if found is None:
-        raise DataError("storage.write-hf-datasets-owner", name=name)
+        raise DataError("hub.bad-name", url=name)
     return HubPath(found["repo"], found["revision"] or "main", (found["path"] or "").strip("/"))
 
 
@@ -61,7 +56,7 @@ def files_below(location: str) -> list[str]:
     found = _all_files(hub_endpoint(), repo, revision)
     names = [name.removeprefix(prefix) for name in found if name.startswith(prefix)]
     if not names:
-        raise DataError("storage.no-files", location=location)
+        raise DataError("hub.empty-folder", location=location)
     return names
 
 
@@ -83,15 +78,15 @@ def _all_files(endpoint: str, repo: str, revision: str) -> tuple[str, ...]:
     try:
         found = HfApi(endpoint).list_repo_files(repo, repo_type="dataset", revision=revision)
     except errors.GatedRepoError:
-        raise DataError("storage.failed", name=name, gated=GATED) from None
+        raise DataError("hub.gated", url=name) from None
     except (
         errors.RepositoryNotFoundError,
         errors.RevisionNotFoundError,
         errors.HFValidationError,
     ):
-        raise DataError("storage.no-such-data-set", name=name) from None
+        raise DataError("hub.unknown-data-set", url=name) from None
     except (errors.HTTPError, OSError) as error:
-        raise DataError("storage.failed-2", name=name, split=" ".join(str(error).split())) from None
+        raise DataError("storage.failed", url=name, reason=" ".join(str(error).split())) from None
     except (KeyError, ValueError):
-        raise DataError("storage.no-list-files-hub", name=name) from None
+        raise DataError("hub.malformed-listing", url=name) from None
     return tuple(sorted(found))

@@ -163,10 +163,11 @@ def _parse(name: str, text: bytes) -> Manifest:
         raise _damaged(name, f"{where}: {first['msg'].lower()}") from None
     if file.version != _VERSION:
         raise DataError(
-            "storage.version-version-trainyard-reads",
-            name=name,
+            "file.other-version",
+            path=name,
             version=file.version,
-            version_2=_VERSION,
+            known=_VERSION,
+            hint="",
         )
     for split in file.splits.values():
         for path in (split.files, *(shard.name for shard in split.shards)):
@@ -178,4 +179,4 @@ def _parse(name: str, text: bytes) -> Manifest:
 
 
 def _damaged(name: str, why: str) -> DataError:
-    return DataError("storage.damaged-restore-remove-go", name=name, why=why)
+    return DataError("manifest.damaged", path=name, reason=why)

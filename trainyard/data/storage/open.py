@@ -29,4 +29,4 @@ def remote_file(name: str) -> "RemoteFile":
             from trainyard.data.storage.remote.object_store import ObjectFile
 
             return ObjectFile(name)
-    raise DataError("storage.known-known-http-https", name=name, scheme=scheme)
+    raise DataError("storage.unknown-scheme", url=name, scheme=scheme)

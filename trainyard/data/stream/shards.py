@@ -8,8 +8,6 @@ from trainyard.data.storage.location import expand_braces, find_place
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError, RecipeError
 
-_EXACT_ONLY = "is for data that has an index; a stream, with data.order = 'join', takes none of it"
-
 
 @dataclass(frozen=True)
 class Stream:
@@ -41,16 +39,16 @@ def list_shards(config: DataConfig) -> tuple[str, ...]:
 
 def _check(config: DataConfig) -> None:
     if config.train is None:
-        raise RecipeError("data.data-train-set-pass")
+        raise RecipeError("recipe.data-not-set", key="data.train", hint="pass --data.train SHARDS")
     if not isinstance(config.train, str):
-        raise RecipeError("data.data-train-several-locations")
+        raise RecipeError("stream.several-locations")
     if config.samples is None:
-        raise RecipeError("data.data-samples-set-data")
+        raise RecipeError("stream.samples-not-set")
     usual = DataConfig()
     for key in ("locality", "weights", "repeats", "stage", "stage_gb"):
         value = getattr(config, key)
         if value != getattr(usual, key):
-            raise RecipeError("data.data-leave-out", key=key, value=value, exact_only=_EXACT_ONLY)
+            raise RecipeError("stream.needs-index", key=f"data.{key}", value=value)
 
 
 def _list(location: str) -> list[str]:
@@ -59,8 +57,8 @@ def _list(location: str) -> list[str]:
     place = find_place(location)
     scheme = location.partition("://")[0].lower()
     if is_remote(location) and scheme not in ("http", "https", "hf"):
-        raise DataError("data.read-index-leave-out", location=location, scheme=scheme)
+        raise DataError("stream.object-store", location=location, scheme=scheme)
     names = place.files(".tar") if place.is_folder else place.names
     if not names:
-        raise DataError("data.no-shards-tar", location=location)
+        raise DataError("stream.no-shards", location=location)
     return [place.path(name) for name in names]

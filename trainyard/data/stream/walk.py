@@ -102,9 +102,9 @@ def _items(spec: StreamSpec, number: int) -> Iterator[Item]:
             for position, sample in enumerate(streamed(tar)):
                 if sample.label >= spec.num_classes:
                     raise DataError(
-                        "data.sample-label-but-validation",
-                        name=name,
-                        key=sample.key,
+                        "stream.label-beyond-val",
+                        path=name,
+                        sample=sample.key,
                         label=sample.label,
                         num_classes=spec.num_classes,
                     )

@@ -59,7 +59,7 @@ class ObjectFile(RemoteFile):
         span = f"bytes={start}-{stop - 1}"
         answer = await system._call_s3("get_object", Bucket=bucket, Key=key, Range=span, **about)
         if answer["ContentRange"].partition("/")[0] != span.replace("=", " "):
-            raise DataError("storage.store-sent-another-part", name=self.name)
+            raise DataError("storage.wrong-range", url=self.name)
         async with answer["Body"] as body:
             content: bytes = await body.read()
         return content
@@ -83,9 +83,9 @@ def _failure(name: str, error: Exception) -> Exception:
     if isinstance(error, (FileNotFoundError, PermissionError)):
         return type(error)(f"{name}: {text}")
     if "PreconditionFailed" in text or "pre-conditions" in text:
-        return DataError("storage.changed-store-while-start", name=name)
+        return DataError("storage.changed-while-read", url=name)
     if kind in _NO_CREDENTIALS or getattr(error, "errno", None) in _PERMANENT:
-        return DataError("storage.failed-4", name=name, text=text)
+        return DataError("storage.failed", url=name, reason=text)
     if isinstance(error, OSError) or type(error).__module__.split(".")[0] in _LIBRARIES:
         return Transient(text)
     return error
@@ -99,7 +99,7 @@ def _file_system(loop: asyncio.AbstractEventLoop, scheme: str) -> Any:
         module = importlib.import_module(package)
     except ImportError:
         raise DataError(
-            "storage.needs", scheme=scheme, package=package, install_hint=install_hint(extra)
+            "data.needs-package", name=f"{scheme}://", package=package, hint=install_hint(extra)
         ) from None
     common = {"skip_instance_cache": True, "use_listings_cache": False}
     if scheme == "s3":  # its library's default is 10 connections

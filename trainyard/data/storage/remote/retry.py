@@ -77,11 +77,11 @@ class RetryState:
         if left_s <= 0:
             remedy = "" if limit_s == _most_s.get() else " (TRAINYARD_RETRY_S sets the seconds)"
             raise GaveUp(
-                "storage.gave-up-after",
-                name=self._name,
-                failure=failure,
+                "storage.gave-up",
+                url=self._name,
+                reason=str(failure),
                 duration=_duration(limit_s),
-                remedy=remedy,
+                hint=remedy,
             )
         if now - self._since >= min(_QUIET_S, limit_s / 2) and not self._has_spoken:
             self._say(f"{failure}; trying for {_duration(limit_s)}", now)
@@ -103,7 +103,7 @@ def _limit_s() -> float:
     try:
         return min(max(0.0, float(text)) if text else RETRY_S, _most_s.get())
     except ValueError:
-        raise DataError("storage.trainyard-retry-s-number", text=text) from None
+        raise DataError("variable.not-seconds", name="TRAINYARD_RETRY_S", value=text) from None
 
 
 def _duration(seconds: float) -> str:
