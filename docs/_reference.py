@@ -66,6 +66,7 @@ def pages() -> dict[str, str]:
         "recipe-keys.md": keys_page(),
         "recipes.md": recipes_page(),
         "exit-codes.md": exit_codes_page(),
+        "errors.md": errors_page(),
         "python.md": python_page(),
     }
 
@@ -255,6 +256,30 @@ def exit_codes_page() -> str:
     table = "\n".join(["| code | error | means |", "|---|---|---|", *rows])
     about = "Every command has these exit codes. Python code gets the error."
     return f"# Exit codes\n\n{about}\n\n{table}\n"
+
+
+_ABOUT_ERRORS = """# Errors
+
+Each error has a code and fields. Its message is for people and may be reworded; codes and fields
+are for programs. A command with `--json` prints an error that ends it as one line on stdout too:
+
+    {"error": {"code": "recipe.unknown-key", "message": "…", "fields": {"key": "optim.lt", …}}}
+
+In Python they are `error.code` and `error.fields` of every `trainyard.TrainyardError`.
+"""
+
+
+def errors_page() -> str:
+    """The messages of all errors by their codes, an area a table."""
+    areas: dict[str, list[str]] = {}
+    for code, message in errors.messages().items():
+        shown = message.replace("|", "&#124;").replace("<", "&lt;").replace("`", "&#96;")
+        shown = " ".join(re.sub(r"\{(\w+)[^}]*\}", r"<em>\1</em>", shown).split())
+        areas.setdefault(code.partition(".")[0], []).append(f"| `{code}` | {shown} |")
+    tables = [
+        f"## {area}\n\n| code | message |\n|---|---|\n" + "\n".join(areas[area]) for area in areas
+    ]
+    return "\n\n".join([_ABOUT_ERRORS, *tables]) + "\n"
 
 
 def python_page() -> str:

@@ -1,5 +1,6 @@
 """The command line run in this process."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,18 @@ def shown(capsys: Capture, *arguments: object) -> str:
 
 
 def complaint(capsys: Capture, *arguments: object) -> str:
-    """The message of a command that refuses its input: one or two lines, exit code 2."""
+    """The message of a command that refuses its input: one or two lines, exit code 2.
+
+    With --json it is on stdout too.
+    """
     capsys.readouterr()
     assert run(*arguments) == 2
     said = capsys.readouterr()
-    assert said.out == ""
+    if "--json" in arguments:
+        told = json.loads(said.out)["error"]["message"]
+        assert said.err == f"trainyard: {told}\n"
+    else:
+        assert said.out == ""
     assert said.err.startswith("trainyard: ")
     assert said.err.count("\n") <= 2
     return said.err

@@ -69,7 +69,7 @@ def test_show_draws_a_sheet(digits: Path, tmp_path: Path, capsys: Capture) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--sheet", "a.jpg"), "a contact sheet is a PNG; name a file that ends in .png"),
+        (("--sheet", "a.jpg"), "--sheet a.jpg: name a file that ends in .png"),
         (("--sheet", "a.png", "--rows", 0), "--rows 0: choose 1 to 100"),
         (("--sheet", "a.png", "--columns", 101), "--columns 101: choose 1 to 100"),
         (("--sheet", "a.png", "--split", "test"), "has no split 'test', but train, val"),
@@ -143,7 +143,7 @@ def test_verify_lists_what_is_wrong(digits: Path, tmp_path: Path, capsys: Captur
 
 
 def test_mistakes_with_verify(digits: Path, tmp_path: Path, capsys: Capture) -> None:
-    assert "--workers 0: must be 1 or more" in complaint(
+    assert "--workers 0: choose 1 or more" in complaint(
         capsys, "data", "verify", digits, "--workers", 0
     )
     assert "no images found" in complaint(capsys, "data", "verify", tmp_path)

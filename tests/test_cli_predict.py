@@ -236,7 +236,7 @@ def test_classes_may_be_called_anything(
     [
         (("nothing.png",), "nothing.png: no such file or folder"),
         (("*.gif",), "*.gif: no file matches"),
-        (("",), "an empty name"),
+        (("",), "an empty location"),
         (("{image}", "--top", "0"), "'0' is not a whole number above 0"),
         (("{image}", "--csv", "out.txt"), "--csv out.txt: name a file that ends in .csv"),
         (("{image}", "--optim.lr", "1"), "optim.lr changes nothing about a prediction"),

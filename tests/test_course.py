@@ -201,7 +201,7 @@ def test_stages_that_are_not_in_order_are_refused(
     batches: tuple[str, ...], sizes: tuple[str, ...], key: str
 ) -> None:
     second = (batches + sizes)[1]
-    with pytest.raises(RecipeError, match=rf"^schedule\.{key}: '{second}' does not begin after"):
+    with pytest.raises(RecipeError, match=rf"^schedule\.{key}: '{second}' comes no later than"):
         course(batches=batches, sizes=sizes)
 
 

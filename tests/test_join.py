@@ -399,7 +399,7 @@ def test_ranks_that_see_other_shards(shards: Path, tmp_path: Path) -> None:
     for rank, sizes in enumerate([(2, 2), (2, 2, 2)]):
         write_shards(tmp_path / str(rank) / "data", sizes)
     first, second = spawn(open_there, 2, tmp_path, shards / "val")
-    assert f"data: {socket.gethostname()} holds other shards there than" in second
+    assert f"data: {socket.gethostname()} holds other data there than" in second
     assert first == f"rank 1: {second}"
     shutil.copy(tmp_path / "1/data/part-002.tar", tmp_path / "0/data")
     assert spawn(open_there, 2, tmp_path, shards / "val") == ["", ""]

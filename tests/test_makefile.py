@@ -56,7 +56,9 @@ def test_reference_pages_are_made_of_that_alone() -> None:
     code += "print(*sorted(pages), pages['python.md'].count(':::'))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("commands.md exit-codes.md python.md recipe-keys.md recipes.md ")
+    assert done.stdout.startswith(
+        "commands.md errors.md exit-codes.md python.md recipe-keys.md recipes.md "
+    )
     assert int(done.stdout.split()[-1]) > 20
 
 

@@ -57,7 +57,7 @@ def _fail_on_one(world: World) -> tuple[str, int, bool]:
     try:
         with together(world):
             if world.rank == 1:
-                raise DataError("the disk of rank 1 is gone")
+                raise DataError("pack.no-samples", split="train")
     except (DataError, PeerError) as error:
         return str(error), error.exit_code, error.is_shared
     return "", 0, False
@@ -65,8 +65,8 @@ def _fail_on_one(world: World) -> tuple[str, int, bool]:
 
 def test_a_failure_of_one_rank_is_a_failure_of_all() -> None:
     first, second = spawn(_fail_on_one, 2)
-    assert second == ("the disk of rank 1 is gone", 2, True)
-    assert first == ("rank 1: the disk of rank 1 is gone", 2, True)
+    assert second == ("train: no samples to pack", 2, True)
+    assert first == ("rank 1: train: no samples to pack", 2, True)
 
 
 # --- cores ---

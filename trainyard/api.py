@@ -140,7 +140,7 @@ def predictions(run: StrPath) -> "Recorded":
     path = RunDirectory(Path(run)).predictions
     recorded = load_recorded(path)
     if recorded is None:
-        raise DataError(f"{path}: no predictions yet: the first evaluation of a run writes them")
+        raise DataError("run.no-predictions", path=path)
     _, saved = find_checkpoint(Path(run))
     recorded = recorded._replace(classes=tuple(read_progress(saved)["classes"]))
     if not hasattr(recorded.said, "guess"):

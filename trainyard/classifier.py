@@ -40,8 +40,6 @@ from trainyard.world import World, pick_device
 
 _BATCH = 256  # images per batch, at most
 _LIKELY = 0.5  # probability above which an image with a list of labels has a class
-_KINDS = "an image is a path, a URL, bytes of a file, a Pillow image or an array of uint8"
-
 Picture = str | Path | bytes | Image.Image | NDArray[np.uint8]
 """An image: a path, an http(s) URL, the bytes of an image file, a Pillow image, or an array
 uint8[height, width] or uint8[height, width, channels]."""
@@ -179,7 +177,7 @@ class Classifier:
         how, exif = data.interpolation, data.exif
         bad = decode_batch(contents, crop, pixels_BHWC, how, decoder=decoder, exif=exif)
         for number, reason in sorted(bad.items()):
-            raise DataError(f"{_named(images[number], number)}: {reason}")
+            raise DataError("image.unreadable", name=_named(images[number], number), reason=reason)
         return self._normalise(torch.from_numpy(pixels_BHWC).to(self.device).permute(0, 3, 1, 2))
 
     def predict_index(
@@ -267,7 +265,7 @@ def _listed(images: Picture | Iterable[Picture]) -> list[Picture]:
     try:
         return list(images)
     except TypeError:
-        raise DataError(f"{_KINDS}, or several: not a {type(images).__name__}") from None
+        raise DataError("image.not-images", type=type(images).__name__) from None
 
 
 def _content(image: Picture, number: int, data: DataConfig) -> bytes:
@@ -285,17 +283,19 @@ def _content(image: Picture, number: int, data: DataConfig) -> bytes:
             picture = upright(image if image.mode == "L" else as_rgb(image), turn)
             picture.save(file, "PNG", compress_level=0, exif=b"")
         except BadImageError as error:
-            raise DataError(f"{_named(image, number)}: {error}") from None
+            raise DataError(
+                "image.unreadable", name=_named(image, number), reason=str(error)
+            ) from None
         return file.getvalue()
     if not isinstance(image, str | os.PathLike):
-        raise DataError(f"image {number + 1}: {_KINDS}, not a {type(image).__name__}")
+        raise DataError("image.wrong-type", number=number + 1, type=type(image).__name__)
     try:
         if isinstance(image, str) and "://" in image:
             return fetch_image(image)
         return Path(image).read_bytes()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise DataError(f"{_named(image, number)}: {reason}") from None
+        raise DataError("image.unreadable", name=_named(image, number), reason=reason) from None
 
 
 def _of_array(pixels: NDArray[np.uint8], number: int, channels: int) -> Image.Image | bytes:
@@ -304,8 +304,11 @@ def _of_array(pixels: NDArray[np.uint8], number: int, channels: int) -> Image.Im
     depth = (*shape, 1)[2] if pixels.ndim in (2, 3) else None
     if pixels.dtype != np.uint8 or 0 in shape or depth not in kinds:
         raise DataError(
-            f"image {number + 1}: an array of {pixels.dtype}{list(shape)}: give "
-            f"uint8[height, width, {channels}]"
+            "image.wrong-array",
+            number=number + 1,
+            dtype=str(pixels.dtype),
+            shape=list(shape),
+            channels=channels,
         )
     if kinds == (channels,):
         return array_file(pixels)

@@ -5,6 +5,7 @@ Heavy imports wait until a command needs them, so that --help answers at once.
 
 import argparse
 import errno
+import json
 import os
 import re
 import sys
@@ -67,14 +68,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise _unknown_argument(unknown[0], given, options)
         if overrides and not options.takes_overrides:
             raise InputError(
-                f"{options.command} takes no recipe keys such as {next(iter(overrides))}"
+                "option.takes-no-recipe-keys", command=options.command, key=next(iter(overrides))
             )
         options.overrides = overrides
         _print_startup_line(options)
         code: int = options.run_command(options)
         return _code_with_output(code, is_run=options.command in _RUNS)
     except TrainyardError as error:
-        return print_error(error)
+        return print_error(error, as_json="--json" in given)
     except NotSaved as error:
         print("trainyard: interrupted again: the last steps are not saved", file=sys.stderr)
         return error.exit_code
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shown = _path_error(error) or _limit_error(error)
         if shown is None:
             raise
-        return print_error(shown)
+        return print_error(shown, as_json="--json" in given)
 
 
 def _code_with_output(code: int, *, is_run: bool) -> int:
@@ -100,7 +101,7 @@ def _check_working_directory() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:  # torch's libraries blame themselves
-        raise InputError("the working directory was removed: cd to another one") from None
+        raise InputError("file.working-directory-removed") from None
 
 
 def _print_startup_line(options: argparse.Namespace) -> None:
@@ -127,11 +128,12 @@ def _path_error(error: Exception) -> TrainyardError | None:
     path = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else None
     full = disk_error(error, path or Path())
     if full is not None and path is None:
-        return TrainyardError(f"{os.strerror(full.errno or 0)}: {full.advice}")
+        hint = f": {full.advice}" if full.advice else ""
+        return TrainyardError("disk.full-unnamed", reason=os.strerror(full.errno or 0), hint=hint)
     if path is not None and isinstance(error, OSError) and error.errno in _NO_PATH:
-        return InputError(f"{path}: {error.strerror}")
+        return InputError("file.unusable", path=path, reason=error.strerror)
     if path is not None and isinstance(error, _PATH_ERRORS):
-        return TrainyardError(f"{path}: {error.strerror}")
+        return TrainyardError("file.unusable", path=path, reason=error.strerror)
     return full
 
 
@@ -140,15 +142,30 @@ def _limit_error(error: Exception) -> TrainyardError | None:
     if isinstance(error, OSError | ImportError | RuntimeError):
         for text, advice in _LIMITS.items():
             if text in str(error):
-                return TrainyardError(f"{error}: {advice}")
+                return TrainyardError("system.limit-reached", reason=str(error), hint=advice)
     return None
 
 
-def print_error(error: TrainyardError) -> int:
-    """Print an error, on the first rank alone if all ranks know it. Returns its exit code."""
+def print_error(error: TrainyardError, *, as_json: bool = False) -> int:
+    """Print an error, on the first rank alone if all ranks know it. Returns its exit code.
+
+    `as_json`: on stdout too, with its code and fields, for the program that reads it.
+    """
     if not error.is_shared or _world().is_first:
-        print(f"trainyard: {printable(without_secrets(str(error)))}", file=sys.stderr)
+        message = printable(without_secrets(str(error)))
+        print(f"trainyard: {message}", file=sys.stderr)
+        if as_json:
+            fields = {name: _for_json(value) for name, value in error.fields.items()}
+            print(json.dumps({"error": {"code": error.code, "message": message, "fields": fields}}))
     return error.exit_code
+
+
+def _for_json(value: object) -> object:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, list | tuple):
+        return [_for_json(each) for each in value]
+    return printable(without_secrets(str(value)))
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -165,7 +182,7 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         elif queue:
             overrides[match[1]] = queue.pop(0)
         else:
-            raise InputError(f"{word} needs a value")
+            raise InputError("option.needs-value", option=word)
     return rest, overrides
 
 
@@ -189,9 +206,10 @@ class _Parser(argparse.ArgumentParser):
             yield from (f"{name} {path}" for path in parser.paths())
 
     def error(self, message: str) -> NoReturn:
-        if message.startswith("the following") and "RECIPE" in message:
-            message += ", such as photos or finetune"
-        raise InputError(f"{message}; see {self.prog} --help")
+        if message.startswith("the following"):  # …arguments are required
+            hint = ", such as photos or finetune" if "RECIPE" in message else ""
+            raise InputError("option.missing", reason=message + hint, command=self.prog)
+        raise InputError("option.invalid", reason=message, command=self.prog)
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is not None and value not in action.choices:
@@ -208,10 +226,9 @@ class _Parser(argparse.ArgumentParser):
             names = [*(f"train {recipe}" for recipe in builtin_recipes()), *names]
         dotted = {name.replace(" ", "."): name for name in names}
         hint = as_question([repr(dotted[name]) for name in closest(value, dotted)])
-        what = action.option_strings[0] if action.option_strings else action.metavar
-        return InputError(
-            f"{what} cannot be {value!r}" + (hint or f"; choose from {', '.join(choices)}")
-        )
+        hint = hint or f"; choose from {', '.join(choices)}"
+        option = action.option_strings[0] if action.option_strings else action.metavar
+        return InputError("option.unknown-choice", option=option, value=value, hint=hint)
 
 
 def _unknown_argument(word: str, given: Sequence[str], options: argparse.Namespace) -> InputError:
@@ -229,7 +246,7 @@ def _unknown_argument(word: str, given: Sequence[str], options: argparse.Namespa
     value = None if following.startswith("--") else following
     hint = hint_at_argument(word, value, known=[*own, *keys], command=options.command)
     help_text = f"; see {options.parser.prog} --help"
-    return InputError(f"unknown argument {word!r}{hint or help_text}")
+    return InputError("option.unknown", option=word, hint=hint or help_text)
 
 
 def _parser() -> argparse.ArgumentParser:

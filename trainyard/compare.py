@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 
-from trainyard.config import RunConfig, all_keys, explain_unknown_key
+from trainyard.config import RunConfig, all_keys, unknown_key
 from trainyard.errors import RecipeError
 from trainyard.monitor.config import WatchConfig
 
@@ -51,8 +51,11 @@ def check_keys(keys: Iterable[str], sections: Sequence[str], what: str) -> None:
     for key in keys:
         section = key.partition(".")[0]
         if section in sections and key not in known:
-            raise RecipeError(explain_unknown_key(key, known))
+            raise unknown_key(key, known)
         if section not in sections:
             raise RecipeError(
-                f"{key} changes nothing about {what}; keys of {', '.join(sections)} may"
+                "recipe.key-without-effect",
+                key=key,
+                purpose=what,
+                sections=", ".join(sections),
             )

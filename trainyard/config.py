@@ -129,7 +129,7 @@ def load_recipe(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunC
         )
         if is_overridden or recipe in builtin_recipes():
             raise
-        raise RecipeError(f"{path}: {error}") from None
+        raise RecipeError("recipe.invalid-file", path=path, error=error) from None
 
 
 def override(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
@@ -156,9 +156,10 @@ def on_data(
     found = merged_splits(locations, may_share=may_share)
     if found["val"] is not None and "data.val_share" in overrides:
         raise RecipeError(
-            f"data.val_share = {config.data.val_share}: is for data without validation images, and "
-            f"{' and '.join(locations)} has {found['val']}: leave it out, or name the training "
-            "data alone by --data.train"
+            "recipe.val-share-beside-val-data",
+            value=config.data.val_share,
+            locations=" and ".join(locations),
+            val=found["val"],
         )
     return override(config, {f"data.{split}": place for split, place in found.items()})
 
@@ -167,7 +168,7 @@ def _overridden(tree: dict[str, Any], overrides: Mapping[str, Any]) -> RunConfig
     for key, value in overrides.items():
         section, _, name = _RENAMED.get(key, key).partition(".")
         if not name:
-            raise RecipeError(_explain_unknown(key, value))
+            raise _unknown(key, value)
         values = tree.setdefault(section, {})
         if isinstance(values, dict):  # otherwise the check below raises
             values[name] = _value(f"{section}.{name}", value) if isinstance(value, str) else value
@@ -183,12 +184,12 @@ def find_recipe(recipe: str) -> Path:
     if path.is_file():
         return path
     if path.is_dir():
-        raise RecipeError(f"{recipe}: is a folder; a recipe is a built-in name or a TOML file")
+        raise RecipeError("recipe.is-folder", path=recipe)
     hint = did_you_mean(path.stem, builtin, most=len(builtin))
     if path.suffix == ".toml" or path.parent != Path("."):
-        raise RecipeError(f"{recipe}: no such recipe file{hint}")
+        raise RecipeError("recipe.no-such-file", path=recipe, hint=hint)
     hint = hint or f"; there are {', '.join(builtin)}"
-    raise RecipeError(f"{recipe!r} is neither a built-in recipe nor a file{hint}")
+    raise RecipeError("recipe.unknown-name", name=recipe, hint=hint)
 
 
 def check(tree: dict[str, Any]) -> RunConfig:
@@ -201,9 +202,9 @@ def check(tree: dict[str, Any]) -> RunConfig:
         # As JSON, for which pydantic's strict mode lets an array become a tuple, but no more.
         config = RunConfig.model_validate_json(json.dumps(tree))
     except ValidationError as error:
-        raise RecipeError(_explain(error)) from None
+        raise _first_fault(error) from None
     except TypeError as error:  # for example a TOML date
-        raise RecipeError(f"a recipe holds numbers, text and lists only: {error}") from None
+        raise RecipeError("recipe.not-plain-values", reason=str(error)) from None
     _check_order(config)
     _check_balance(config)
     _check_channels(config)
@@ -224,7 +225,7 @@ def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
         own = {name: value for name, value in values.items() if f"{section}.{name}" in optional}
         for name, value in own.items():
             if value == "":
-                raise RecipeError(f'{section}.{name} = "": write none to leave it unset')
+                raise RecipeError("recipe.empty-value", key=f"{section}.{name}")
         unset = [name for name, value in own.items() if value == "none"]
         tree[section] = {name: value for name, value in values.items() if name not in unset}
     return tree
@@ -234,12 +235,10 @@ def _check_order(config: RunConfig) -> None:
     """RecipeError if keys of other sections contradict data.order."""
     if config.data.order != "join":
         if config.data.samples is not None:
-            raise RecipeError(
-                "data.samples is for data.order = 'join' only: data with an index has been counted"
-            )
+            raise RecipeError("recipe.samples-without-join")
         return
     length, stages = config.run.length, (*config.schedule.batch_size, *config.schedule.image_size)
-    reasons = {
+    settings = {
         f"average.name = {config.average.name!r}": config.average.name != "allreduce",
         "average.batch_norm = 'sync'": config.average.batch_norm == "sync",
         "stages of schedule.batch_size or schedule.image_size": bool(stages),
@@ -249,9 +248,14 @@ def _check_order(config: RunConfig) -> None:
             "epoch" in length and float(length.partition("e")[0]) % 1 > 0
         ),
     }
-    for reason, is_so in reasons.items():
-        if is_so:
-            raise RecipeError(f"{reason} cannot go with data.order = 'join': change one of them")
+    _refuse(settings, "data.order = 'join'")
+
+
+def _refuse(settings: Mapping[str, bool], other: str, hint: str = "change one of them") -> None:
+    """RecipeError for the first of the settings that is made, as it cannot go with `other`."""
+    for setting, is_made in settings.items():
+        if is_made:
+            raise RecipeError("recipe.keys-conflict", setting=setting, other=other, hint=hint)
 
 
 def _check_virtual_ranks(config: RunConfig) -> None:
@@ -259,7 +263,7 @@ def _check_virtual_ranks(config: RunConfig) -> None:
     if config.batch.virtual_ranks is None:
         return
     average, mode = config.average, config.model.compile
-    reasons = {
+    settings = {
         f"average.name = {average.name!r}": average.name != "allreduce",
         f"average.compress = {average.compress!r}": average.compress is not None,
         "average.batch_norm = 'sync'": average.batch_norm == "sync",
@@ -267,67 +271,58 @@ def _check_virtual_ranks(config: RunConfig) -> None:
         f"run.bn_samples = {config.run.bn_samples}": config.run.bn_samples > 0,
         f"model.compile = {mode!r}": mode in ("reduce-overhead", "max-autotune"),
     }
-    for reason, is_so in reasons.items():
-        if is_so:
-            raise RecipeError(f"{reason} cannot go with batch.virtual_ranks: change one of them")
+    _refuse(settings, "batch.virtual_ranks")
 
 
 def _check_balance(config: RunConfig) -> None:
     """RecipeError if keys contradict data.balance, or the classes would be balanced twice."""
     data, is_weighted = config.data, config.loss.class_weights == "balanced"
-    if is_weighted and data.order == "join":
-        raise RecipeError(
-            "loss.class_weights = 'balanced' cannot go with data.order = 'join', which does not "
-            "count the classes: write a number for each class"
-        )
-    reasons = {
+    if data.order == "join":
+        join = "data.order = 'join', which does not count the classes"
+        hint = "write a number for each class"
+        _refuse({"loss.class_weights = 'balanced'": is_weighted}, join, hint)
+    if not data.balance:
+        return
+    settings = {
         f"data.order = {data.order!r}": data.order != "exact",
         f"data.locality = {data.locality}": data.locality > 0,
         "data.weights": data.weights is not None,
         "loss.class_weights = 'balanced', which does the same in the loss,": is_weighted,
     }
-    for reason, is_so in reasons.items():
-        if data.balance and is_so:
-            raise RecipeError(
-                f"{reason} cannot go with data.balance = {data.balance}: leave one of them out"
-            )
+    _refuse(settings, f"data.balance = {data.balance}", "leave one of them out")
 
 
 def _check_channels(config: RunConfig) -> None:
     """RecipeError if a key needs RGB images, and data.channels has others."""
     augment, channels = config.augment, config.data.channels
-    reasons = {
+    settings = {
         f"augment.randaugment = {augment.randaugment!r}": augment.randaugment is not None,
         f"augment.color_jitter = {list(augment.color_jitter)}": bool(augment.color_jitter),
         f"data.decode = {config.data.decode!r}": config.data.decode != "cpu",
     }
-    for reason, is_so in reasons.items():
-        if channels != 3 and is_so:
-            raise RecipeError(
-                f"{reason} is for images of 3 channels and cannot go with data.channels = "
-                f"{channels}: change one of them"
-            )
+    for setting, is_made in settings.items():
+        if channels != 3 and is_made:
+            raise RecipeError("recipe.needs-rgb", setting=setting, channels=channels)
 
 
 def _check_schedule_free(config: RunConfig) -> None:
     """RecipeError if a schedule-free optimizer has a schedule."""
-    if config.optim.name.startswith("schedule_free") and config.schedule.name != "constant":
-        raise RecipeError(
-            f"optim.name = {config.optim.name!r} replaces a schedule and cannot go with "
-            f"schedule.name = {config.schedule.name!r}: set schedule.name = 'constant'; "
-            "schedule.warmup may stay"
-        )
+    name, schedule = config.optim.name, config.schedule.name
+    if name.startswith("schedule_free"):
+        setting = f"optim.name = {name!r}, which replaces a schedule,"
+        hint = "set schedule.name = 'constant'; schedule.warmup may stay"
+        _refuse({setting: schedule != "constant"}, f"schedule.name = {schedule!r}", hint)
 
 
 def _check_average(config: RunConfig) -> None:
     """RecipeError if the averager contradicts the rest of the recipe."""
-    has_own_weights = config.average.name in ("gossip", "periodic")
-    if has_own_weights and config.optim.name.startswith("schedule_free"):
-        raise RecipeError(
-            f"average.name = {config.average.name!r} cannot go with optim.name = "
-            f"{config.optim.name!r}, which evaluates other weights than the ones that replicas "
-            "average: use another optimizer, or average.name = 'allreduce'"
-        )
+    averager, optimizer = config.average.name, config.optim.name
+    if optimizer.startswith("schedule_free"):
+        others = "which evaluates other weights than the ones that replicas average"
+        hint = "use another optimizer, or average.name = 'allreduce'"
+        has_own_weights = averager in ("gossip", "periodic")
+        settings = {f"average.name = {averager!r}": has_own_weights}
+        _refuse(settings, f"optim.name = {optimizer!r}, {others}", hint)
 
 
 def _check_sharded(config: RunConfig) -> None:
@@ -336,15 +331,13 @@ def _check_sharded(config: RunConfig) -> None:
         return
     # They need weights at fixed addresses.
     has_cuda_graphs = config.model.compile in ("reduce-overhead", "max-autotune")
-    reasons = {
+    settings = {
         f"model.compile = {config.model.compile!r}": has_cuda_graphs,
         "model.ema_cpu = true": config.model.ema_cpu,  # the average is on the device of the weights
         "optim.compile = true": config.optim.compile,
         f"optim.clip_agc = {config.optim.clip_agc}": config.optim.clip_agc is not None,
     }
-    for reason, is_so in reasons.items():
-        if is_so:
-            raise RecipeError(f"{reason} cannot go with average.name = 'sharded': leave it out")
+    _refuse(settings, "average.name = 'sharded'", "leave it out")
 
 
 def to_toml(config: RunConfig) -> str:
@@ -378,11 +371,11 @@ def all_keys() -> dict[str, Any]:
 def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     """The keys of a recipe file, over those of the recipe that it extends."""
     if path in seen:
-        raise RecipeError(f"{path}: extends itself by way of {seen[-1].name}")
+        raise RecipeError("recipe.extends-itself", path=path, name=seen[-1].name)
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RecipeError(f"{path}: not TOML: {error}") from None
+        raise RecipeError("recipe.not-toml", path=path, reason=str(error)) from None
     _rename(tree, path)
     for key, value in _GONE.items():
         section, _, name = key.partition(".")
@@ -395,7 +388,7 @@ def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     try:
         base_path = beside if beside.is_file() else find_recipe(str(parent))
     except RecipeError as error:
-        raise RecipeError(f"{path}: extends = {error}") from None
+        raise RecipeError("recipe.base-not-found", path=path, error=error) from None
     base = _load_tree(base_path, (*seen, path))
     for section, values in tree.items():
         if isinstance(values, dict) and isinstance(base.get(section), dict):
@@ -413,7 +406,7 @@ def _rename(tree: dict[str, Any], path: Path) -> None:
         if not isinstance(values, dict) or name not in values:
             continue
         if new_name in values:
-            raise RecipeError(f"{path}: {old} is the old name of {new}: remove {old}")
+            raise RecipeError("recipe.key-under-two-names", path=path, old_key=old, key=new)
         values[new_name] = values.pop(name)
 
 
@@ -435,31 +428,33 @@ def _value(key: str, text: str) -> Any:
     return [text] if get_origin(annotation) is tuple else text  # a single pattern or stage
 
 
-def _explain(error: ValidationError) -> str:
+def _first_fault(error: ValidationError) -> RecipeError:
     first = error.errors()[0]
     # Union members add a step to the location: section and key are enough.
     place = first["loc"][:2]
     key = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
-        return _explain_unknown(key, first["input"])
+        return _unknown(key, first["input"])
     others = [other for other in error.errors() if other["loc"][:2] == place]
-    reasons = " or ".join(dict.fromkeys(_reason(other, key) for other in others))
+    reason = " or ".join(dict.fromkeys(_reason(other, key) for other in others))
     choices = [choice for other in others for choice in _choices(other)]
     hint = did_you_mean(first["input"], choices) if isinstance(first["input"], str) else ""
-    return f"{key} = {json.dumps(first['input'])}: {reasons}{hint}"
+    value = json.dumps(first["input"])
+    return RecipeError("recipe.invalid-value", key=key, value=value, reason=reason, hint=hint)
 
 
-def _explain_unknown(key: str, value: Any) -> str:
+def _unknown(key: str, value: Any) -> RecipeError:
     if "." in key:
-        return explain_unknown_key(key, all_keys())
+        return unknown_key(key, all_keys())
     if isinstance(value, dict):
-        return f"unknown recipe section {key!r}{did_you_mean(key, RunConfig.model_fields)}"
-    return f"recipe key {key!r} stands outside a section{_meant(key, all_keys())}"
+        hint = did_you_mean(key, RunConfig.model_fields)
+        return RecipeError("recipe.unknown-section", section=key, hint=hint)
+    return RecipeError("recipe.key-outside-section", key=key, hint=_meant(key, all_keys()))
 
 
-def explain_unknown_key(key: str, keys: Collection[str]) -> str:
-    """The message about an unknown recipe key."""
-    return f"unknown recipe key {key!r}{_meant(key, keys)}"
+def unknown_key(key: str, keys: Collection[str]) -> RecipeError:
+    """The error for a key that is none of `keys`."""
+    return RecipeError("recipe.unknown-key", key=key, hint=_meant(key, keys))
 
 
 def _meant(key: str, keys: Collection[str]) -> str:

@@ -231,17 +231,15 @@ def _changes(
     key: str, stages: Sequence[str], position: Callable[[str], Fraction]
 ) -> Iterator[tuple[int, str]]:
     """The first step of each stage, and the stage."""
-    before = Fraction(-1)
+    before, previous = Fraction(-1), ""
     for stage in stages:
         duration = stage.rpartition(":")[0]
         begin = position(duration)
         # Compared exactly, not in whole steps: in a short run stages may start with the same step.
         if begin <= before:
-            raise RecipeError(
-                f"{key}: {stage!r} does not begin after the previous stage: write them in order"
-            )
+            raise RecipeError("recipe.not-in-order", key=key, value=stage, previous=previous)
         yield math.ceil(begin), stage
-        before = begin
+        before, previous = begin, stage
 
 
 def _amount(duration: str, length: str, epoch_samples: int) -> tuple[Fraction, bool]:

@@ -14,15 +14,36 @@ TrainyardError          1
 """
 
 import errno
+import functools
 import signal
+from pathlib import Path
 
 
 class TrainyardError(Exception):
-    """An error with a one-line message for users."""
+    """An error with a code and fields, from which messages.toml makes a line for users.
+
+    Codes and names of fields are for programs, and stay as they are when a message is reworded.
+    """
 
     exit_code = 1
     is_shared = False
     """True once all ranks know of it; then only the first rank needs to print it."""
+
+    def __init__(self, code: str, /, **fields: object) -> None:
+        super().__init__(code)
+        self.code, self.fields = code, fields
+
+    def __str__(self) -> str:
+        return messages()[self.code].format_map(self.fields)
+
+
+@functools.cache
+def messages() -> dict[str, str]:
+    """The message of each code, with the fields as in str.format."""
+    import tomllib
+
+    areas = tomllib.loads((Path(__file__).parent / "messages.toml").read_text("utf-8"))
+    return {f"{area}.{name}": text for area, of in areas.items() for name, text in of.items()}
 
 
 class InputError(TrainyardError):
@@ -48,8 +69,13 @@ class CheckpointError(InputError):
 class DiskError(TrainyardError, OSError):
     """A disk is full or read-only. `errno`, `strerror` and `filename` as in any OSError."""
 
+    def __init__(self, number: int, reason: str, path: str) -> None:
+        OSError.__init__(self, number, reason, path)
+        self.code = "disk.read-only" if number == errno.EROFS else "disk.full"
+        self.fields = {"path": path, "reason": reason}
+
     def __str__(self) -> str:
-        return f"{self.filename}: {self.strerror}{'; ' * bool(self.advice)}{self.advice}"
+        return f"{super().__str__()}{'; ' * bool(self.advice)}{self.advice}"
 
     @property
     def advice(self) -> str:
@@ -73,6 +99,9 @@ class PeerError(TrainyardError):
 
 class Stopped(TrainyardError):
     exit_code = 130
+
+    def __init__(self, code: str = "run.stopped", /) -> None:
+        super().__init__(code)
 
 
 class Requeued(Stopped):

@@ -185,10 +185,10 @@ def open_own(path: str | Path, flags: int) -> int:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        raise InputError(f"{path}: a link: remove it") from None
+        raise InputError("file.is-link", path=path) from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise InputError(f"{path}: not a regular file: remove it")
+        raise InputError("file.not-regular", path=path)
     return fd
 
 
@@ -236,10 +236,7 @@ def cache_folder() -> Path:
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainyard"
     except RuntimeError:
-        raise InputError(
-            f"user {os.getuid()} has no home folder: set HOME, or TRAINYARD_CACHE to a folder for "
-            "caches"
-        ) from None
+        raise InputError("file.no-home", user=os.getuid()) from None
 
 
 class JsonLines:
@@ -332,7 +329,7 @@ def check_files(folder: Path) -> None:
     of_json = (run.environment, run.metrics, run.quarantine, run.trackers)
     for path in (run.recipe, *of_json, run.predictions, run.lock):
         if os.path.lexists(path) and not path.is_file():
-            raise InputError(f"{path}: is no regular file: move it away")
+            raise InputError("file.not-regular", path=path)
 
 
 def check_run(folder: Path) -> None:
@@ -343,9 +340,7 @@ def check_run(folder: Path) -> None:
     inside = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     runs = [name for name in inside if _is_run(folder / name)]
     hint = f"; its folders are: did you mean {folder}/*?" if runs else ""
-    raise InputError(
-        f"{folder}: no run directory: it has neither recipe.toml nor metrics.jsonl{hint}"
-    )
+    raise InputError("run.not-a-run-directory", path=folder, hint=hint)
 
 
 def _is_run(folder: Path) -> bool:
@@ -364,9 +359,9 @@ def find_checkpoint(target: Path, names: Sequence[str] = ("best", "latest")) -> 
         for name in names:
             if (checkpoints / name).exists():
                 return target, (checkpoints / name).resolve()
-        raise CheckpointError(f"{target}: has no checkpoint yet")
+        raise CheckpointError("checkpoint.none-yet", path=target, hint="")
     if (target / "manifest.json").is_file():
         run = target.resolve().parent.parent
         check_files(run)
         return run, target.resolve()
-    raise CheckpointError(f"{target}: neither a run directory nor a checkpoint")
+    raise CheckpointError("checkpoint.wrong-path", path=target, hint="")

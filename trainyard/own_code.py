@@ -43,11 +43,17 @@ def imported(key: str, name: str) -> Callable[..., Any]:
         found = importlib.import_module(module)
     if not hasattr(found, function):
         own = [each for each, value in vars(found).items() if callable(value)]
-        raise RecipeError(f"{key}: {file} has no {function!r}{did_you_mean(function, own)}")
+        raise RecipeError(
+            "function.not-found",
+            key=key,
+            path=file,
+            name=function,
+            hint=did_you_mean(function, own),
+        )
     called: Callable[..., Any] = getattr(found, function)
     if not callable(called):
         raise RecipeError(
-            f"{key}: {function!r} in {file} is of type {type(called).__name__}, not a function"
+            "function.not-callable", key=key, name=function, path=file, type=type(called).__name__
         )
     return called
 
@@ -61,23 +67,22 @@ def find(key: str, name: str) -> Path:
     module, _, function = name.partition(":")
     parts = module.split(".")
     if not all(part.isidentifier() for part in (*parts, function)):
-        raise RecipeError(f"{key} = {name!r}: write it as 'module:function', 'nets:small' say")
+        raise RecipeError("function.malformed-name", key=key, value=name)
     here = Path.cwd()
     if str(here) not in sys.path:
         sys.path.append(str(here))
     file = _file_of(here, parts)
     if file is None:
         raise RecipeError(
-            f"{key} = {name!r}: there is no {module.replace('.', '/')}.py in the working directory "
-            f"{here}, and only its modules are imported: change to its folder; to use an installed "
-            "package, import the function in a module here"
+            "function.module-not-found",
+            key=key,
+            value=name,
+            module=module.replace(".", "/"),
+            path=here,
         )
     for folder in (file.parent, *file.parent.parents):
         if RunDirectory(folder).recipe.is_file() and RunDirectory(folder).checkpoints.is_dir():
-            raise RecipeError(
-                f"{key} = {name!r}: {file} is in a run directory, whose code is never imported: "
-                "read it, and copy it into a folder of your own if you trust it"
-            )
+            raise RecipeError("function.in-run-directory", key=key, value=name, path=file)
     _check_top(key, here, parts[0])
     return file
 
@@ -100,7 +105,7 @@ def _check_top(key: str, here: Path, top: str) -> None:
     places = places[:1] if places[:1] != [""] else places[1:]
     if not places or not all(os.path.exists(p) and os.path.samefile(p, own) for p in places):
         other = next((place for place in places if Path(place) != own), "another module")
-        raise RecipeError(f"{key}: {own} is hidden by {other}: give it another name")
+        raise RecipeError("function.module-hidden", key=key, path=own, other=other)
 
 
 @contextmanager
@@ -113,7 +118,9 @@ def blamed(key: str, name: str) -> Iterator[None]:
     except Exception as error:
         reason = str(error).partition("\n")[0]
         what = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
-        raise RecipeError(f"{key} = {name!r} failed: {what}{_place(error)}") from error
+        raise RecipeError(
+            "function.failed", key=key, value=name, reason=what, place=_place(error)
+        ) from error
 
 
 def _place(error: Exception) -> str:

@@ -152,21 +152,21 @@ def check_devices(world: World, device: "torch.device") -> None:
     NCCL needs one GPU per rank, and a CPU among GPUs slows all of them down.
     """
     found = gather(world, (socket.gethostname(), gpu_of(device)))
-    names = [f"rank {rank} on {host}" for rank, (host, _) in enumerate(found)]
-    gpus = [gpu for _, gpu in found]
+    hosts, gpus = [host for host, _ in found], [gpu for _, gpu in found]
     first = {gpu: rank for rank, gpu in reversed([*enumerate(gpus)])}
-    problem = ""
+    error: InputError | None = None
     if None in first and len(first) > 1:
-        other = min(rank for gpu, rank in first.items() if gpu is not None)
-        problem = f"{names[first[None]]} sees no GPU, and {names[other]} does"
-    elif None not in first and len(first) < world.size:
-        second = next(rank for rank, gpu in enumerate(gpus) if first[gpu] != rank)
-        problem = f"{names[first[gpus[second]]]} and {names[second]} have one GPU between them"
-    if problem:
+        rank, other = first[None], min(rank for gpu, rank in first.items() if gpu is not None)
         error = InputError(
-            f"{problem}: start no more ranks on a host than it has GPUs, or hide the GPUs from all "
-            "ranks (CUDA_VISIBLE_DEVICES=) to train on the CPU"
+            "rank.no-gpu", rank=rank, host=hosts[rank], other=other, other_host=hosts[other]
         )
+    elif None not in first and len(first) < world.size:
+        other = next(rank for rank, gpu in enumerate(gpus) if first[gpu] != rank)
+        rank = first[gpus[other]]
+        error = InputError(
+            "rank.shared-gpu", rank=rank, host=hosts[rank], other=other, other_host=hosts[other]
+        )
+    if error is not None:
         error.is_shared = True
         raise error
 
@@ -208,7 +208,7 @@ def together(world: World) -> Iterator[None]:
         raise error
     for rank, failure in enumerate(failures):
         if failure is not None:
-            peer_error = PeerError(f"rank {rank}: {failure[1]}")
+            peer_error = PeerError("rank.failed", rank=rank, reason=failure[1])
             peer_error.exit_code, peer_error.is_shared = failure[0], True
             raise peer_error
 

@@ -57,5 +57,5 @@ def test_the_largest_model_takes_no_memory() -> None:
 
 
 def test_a_pattern_that_fits_nothing_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"optim\.decay_scale: no parameter fits 'layr1\.\*'"):
+    with pytest.raises(RecipeError, match=r"optim\.decay_scale: no parameter matches 'layr1\.\*'"):
         parameter_rows(recipe(optim__decay_scale='["layr1.*: 0"]'))

@@ -151,10 +151,10 @@ def test_a_batch_is_taken_ahead_only_of_loaders_that_say_what_is_ready() -> None
 
 
 def test_an_error_comes_after_all_batches_before_it() -> None:
-    loader = Batches(2, ready=9, error=LoaderError("gone"))
+    loader = Batches(2, ready=9, error=LoaderError("loader.hung"))
     batches = iter(feed_of(loader, Ahead()))
     assert [int(next(batches).ids[0]) for _ in range(2)] == [0, 4]
-    with pytest.raises(LoaderError, match="gone"):
+    with pytest.raises(LoaderError, match="hung up"):
         next(batches)
 
 

@@ -282,12 +282,12 @@ def test_rows_of_a_file_without_its_table_of_splits(tmp_path: Path, monkeypatch:
     for split, ours in (("train", "train"), ("valid", "val")):
         found = stored(f"{path}#{ours}")
         assert found == [(ilsvrc2012()[c], image) for image, c, _ in rows[split]]
-    assert "no labels" in complaint(f"{path}#test")
+    assert "none of its images has a label" in complaint(f"{path}#test")
 
 
 def test_images_without_labels_cannot_be_asked_for(tmp_path: Path) -> None:
     path = write_fuel(tmp_path / "few.hdf5", mini_rows(ilsvrc2012()[:4], names=True))
-    assert complaint(f"{path}#test") == f"{path}#test: these images have no labels"
+    assert complaint(f"{path}#test") == f"{path}#test: none of its images has a label"
     message = f"{path}: holds 2 splits; write {path}#train or {path}#val"
     for location in (path, f"{path}#tset"):
         with pytest.raises(DataError) as error:
@@ -543,7 +543,7 @@ def test_names_that_are_there_twice(tmp_path: Path) -> None:
     path = write_plain(tmp_path / "a.h5", IMAGES)
     with h5py.File(path, "r+") as file:
         file["class_names"] = ["a", "b", "b"]
-    assert "class_names has a name twice" in complaint(path)
+    assert "the name of a class appears twice" in complaint(path)
 
 
 @pytest.mark.parametrize("span", [(0, 4), (0, 2**62), (-1, 2), (2, 1), [2, 3]], ids=str)

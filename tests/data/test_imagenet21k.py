@@ -62,6 +62,6 @@ def test_another_source(tmp_path: Path, capsys: Capture) -> None:
     packed, whole = tmp_path / "winter21_whole.tar.gz", tmp_path / "fall11_whole.tar"
     packed.write_bytes(b"")
     whole.write_bytes(tar_of({"n01503061.tar": tar_of({"a.JPEG": b"x"})}))
-    sources = {packed: "gunzip it first", whole: "has no train and val"}
+    sources = {packed: "decompress it (gunzip)", whole: "has no train and val"}
     for source, message in (sources | {tmp_path / "none": "image-net.org"}).items():
         assert message in complaint(capsys, *words(source, tmp_path / "out"))

@@ -86,7 +86,7 @@ def test_named_classes(digits: Path, tmp_path: Path) -> None:
         ([], "required: --format"),
         (["--format", "hdf5", "--shard-size", "big"], "'big' is not a size; write 1GB"),
         (["--format", "hdf5", "--shard-samples", "0"], "at least one sample"),
-        (["--format", "hdf5", "--workers", "0"], "--workers 0: at least one"),
+        (["--format", "hdf5", "--workers", "0"], "--workers 0: choose 1 or more"),
         (["--format", "hdf5", "--quality", "90"], "add --short"),
         (["--format", "hdf5", "--pixels"], "holds no raw pixels; choose the format packed"),
         (["--format", "hdf5", "--short", "0"], "0 pixels"),

@@ -250,7 +250,7 @@ def test_coefficients_without_the_extension_are_one_error(
         packed_into(photos, tmp_path / "again")
     assert not (tmp_path / "again").exists()
     out = np.empty((len(records), 24, 24, 3), np.uint8)
-    with pytest.raises(DataError, match="coefficients are read by the extension in C: install a C"):
+    with pytest.raises(DataError, match="packed coefficients needs the extension in C: install"):
         decode_batch(records, CentralCrop(24, 0.8), out, "bilinear")
     with pytest.raises(DataError, match="install a C compiler"):
         packed_into(tmp_path / "packed", tmp_path / "again", "folder")

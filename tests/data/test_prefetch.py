@@ -192,9 +192,9 @@ def test_what_cannot_be_read_is_left_to_the_caller() -> None:
 
 def test_data_that_is_gone_ends_the_run() -> None:
     store = Store()
-    store.errors[1] = DataError("gone")
+    store.errors[1] = DataError("storage.gone", url="https://host/1", reason="no such file")
     prefetcher = Prefetcher(store.read)
     expect(prefetcher, [0, PER_FILE])
     assert content(take(prefetcher, [0])[0]) == right(0)
-    with pytest.raises(DataError, match="gone"):
+    with pytest.raises(DataError, match="readable before"):
         take(prefetcher, [PER_FILE])

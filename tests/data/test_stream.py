@@ -386,8 +386,10 @@ def test_an_error_comes_after_the_batches_before_it(tmp_path: Path) -> None:
     once = f"pipe:test -e {tmp_path}/second && exit 1; touch {tmp_path}/second; cat {path}"
     with StreamLoader(spec(once, num_passes=3)) as loader:
         assert loader.take()[1]
-        with pytest.raises(DataError, match=r"the command failed \(exit code 1\)"):
+        with pytest.raises(DataError, match=r"the command failed \(exit code 1\)") as caught:
             loader.take()
+    assert caught.value.code == "stream.pipe-failed"
+    assert caught.value.fields == {"command": once, "reason": "exit code 1"}
 
 
 def test_signals_that_end_a_run_do_not_end_a_command(shards: str, tmp_path: Path) -> None:

@@ -353,7 +353,7 @@ def test_a_compressed_archive_by_the_name_of_a_tar_is_an_error(
 ) -> None:
     shard = write_tar(tmp_path / "0.tar", [(f"{n}.txt", random.randbytes(900)) for n in range(5)])
     shard.write_bytes(module.compress(shard.read_bytes()))
-    assert_broken(shard, f"byte 0: .*compressed.*{tool}")
+    assert_broken(shard, f"compressed.*{tool}")
 
 
 def test_an_archive_inside_another_ends_where_its_member_ends(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def train(
             if world.rank == victim and how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             if world.rank == victim:
-                raise LoaderError("no more data here")
+                raise LoaderError("pack.no-samples", split="train")
         return update(self, step, *others, **named)
 
     if how == "in the midst of a message":
@@ -222,7 +222,7 @@ def lose(folder: Path, words: list[str], victim: int, how: str = "killed") -> st
     has_error = how == "an error of its own"
     assert ends.pop(victim) == (1 if has_error else -signal.SIGKILL)
     assert ends == [1] * (SIZE - 1)
-    assert said(folder, victim) == (["no more data here"] if has_error else [])
+    assert said(folder, victim) == (["train: no samples to pack"] if has_error else [])
     (message,) = [line for rank in range(SIZE) if rank != victim for line in said(folder, rank)]
     report = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert (report["event"], report["message"]) == ("rank gone", message)

@@ -84,7 +84,7 @@ def test_frozen_parameters_are_in_no_group() -> None:
     model[0].requires_grad_(False)
     assert values(model, "weight_decay") == {"1.weight": 0.05, "1.bias": 0.0}
     model.requires_grad_(False)
-    with pytest.raises(RecipeError, match=r"model\.freeze leaves no parameter"):
+    with pytest.raises(RecipeError, match=r"model\.freeze: nothing is left to train"):
         groups_of(model)
 
 
@@ -116,7 +116,7 @@ def test_a_decay_of_its_own_takes_the_place_of_the_rule() -> None:
 @pytest.mark.parametrize("key", ["lr_scale", "decay_scale"])
 def test_a_pattern_that_fits_nothing_is_refused(key: str, pattern: str, hint: str | None) -> None:
     end = f"; did you mean {hint}\\?$" if hint else "$"
-    with pytest.raises(RecipeError, match=rf"^optim\.{key}: no parameter fits '.+'{end}"):
+    with pytest.raises(RecipeError, match=rf"^optim\.{key}: no parameter matches '.+'{end}"):
         groups_of(timm_model("test_vit"), **{key: [f"{pattern}: 0.1"]})
 
 

@@ -105,9 +105,9 @@ def test_shards_that_are_missing_are_counted(own_shards: Path, capsys: Capture) 
     (own_shards / SHARD).unlink()
     with web_server(own_shards) as server:
         said = complaint(capsys, "data", "show", f"{server.url}/{TRAIN}")
-        assert f"{server.url}/{SHARD}: there is no such file (1 of 4 are missing)" in said
+        assert f"{server.url}/{SHARD}: no such file or folder (1 of 4 are missing)" in said
         said = complaint(capsys, "data", "show", f"{server.url}/nothing")
-        assert f"{server.url}/nothing: there is no such file; name shards, a file, or" in said
+        assert f"{server.url}/nothing: no such file or folder; name shards, a file, or" in said
 
 
 # --- training ---

@@ -99,7 +99,7 @@ def test_an_object_that_changes_ends_the_run(bucket: Bucket) -> None:
     bucket.put("file.bin", CONTENT)
     file = open_source("s3://data/file.bin")
     bucket.put("file.bin", CONTENT[::-1])
-    with pytest.raises(DataError, match=r"s3://data/file\.bin has changed in its store"):
+    with pytest.raises(DataError, match=r"s3://data/file\.bin has changed on the server"):
         file.read(0, 1000)
     bucket.delete("file.bin")
     with pytest.raises(DataError, match=r"s3://data/file\.bin"):

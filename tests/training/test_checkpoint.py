@@ -393,14 +393,14 @@ def test_the_one_before_a_damaged_one_is_taken(
 def test_a_manifest_that_is_none(content: str, tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     (path / "manifest.json").write_text(content)
-    assert "manifest.json is unreadable" in (checkpoint.find_problem(path) or "")
+    assert "manifest.json is unreadable" in str(checkpoint.find_problem(path))
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "manifest.json"])
 def test_a_manifest_that_lacks_a_file(name: str, tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     with_right_checksums(path, [each for each in FILES if each != name])
-    assert checkpoint.find_problem(path) == f"manifest.json lacks '{name}'"
+    assert str(checkpoint.find_problem(path)) == f"{path}: manifest.json lacks '{name}'"
 
 
 def test_a_checkpoint_in_the_folder_of_another_step(tmp_path: Path) -> None:
@@ -449,9 +449,9 @@ def test_the_moving_average_is_checked_where_there_is_one(tmp_path: Path) -> Non
     assert "ema.safetensors" in json.loads((path / "manifest.json").read_text())
     checkpoint.check(path)
     flip_a_bit(path / "ema.safetensors")
-    assert "ema.safetensors is truncated or altered" in (checkpoint.find_problem(path) or "")
+    assert "ema.safetensors is truncated or altered" in str(checkpoint.find_problem(path))
     with_right_checksums(path)  # of all the others
-    assert checkpoint.find_problem(path) == "manifest.json lacks 'ema.safetensors'"
+    assert str(checkpoint.find_problem(path)) == f"{path}: manifest.json lacks 'ema.safetensors'"
     (path / "ema.safetensors").unlink()
     assert checkpoint.find_problem(path) is None  # as saved without one
     with pytest.raises(
@@ -474,7 +474,10 @@ def test_all_damaged(tmp_path: Path) -> None:
 def test_none_at_all(tmp_path: Path) -> None:
     assert newest_good(tmp_path / "none") == (None, [])
     assert newest_good(tmp_path) == (None, [])
-    assert checkpoint.find_problem(tmp_path / "none") == "no such checkpoint"
+    assert (
+        str(checkpoint.find_problem(tmp_path / "none"))
+        == f"{tmp_path / 'none'}: no such checkpoint"
+    )
 
 
 def with_right_checksums(path: Path, files: Sequence[str] = FILES) -> None:

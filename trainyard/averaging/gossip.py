@@ -163,11 +163,7 @@ def check_bf16_groups(found: list[Round], *, bf16: bool) -> None:
     """RecipeError where messages in bf16 would be larger than an all-reduce of whole weights."""
     largest = max(len(group) for groups in found for group in groups)
     if bf16 and largest > _MAX_BF16_GROUP:
-        raise RecipeError(
-            f"average.compress = 'bf16' sends weights to each peer by itself, which is for groups "
-            f"of up to {_MAX_BF16_GROUP}; this topology's have up to {largest}: leave it out, or "
-            "take average.topology = 'one-peer-exponential' or 'ring'"
-        )
+        raise RecipeError("recipe.bf16-group-too-large", limit=_MAX_BF16_GROUP, size=largest)
 
 
 def _peers_per_round(topology: str, world: World, *, bf16: bool) -> list[_Peers]:
@@ -206,7 +202,4 @@ def _check_same(topology: str, found: list[Round], world: World) -> None:
     with together(world):
         for rank, digest in enumerate(digests):
             if digest != digests[0]:
-                raise RecipeError(
-                    f"average.topology = {topology!r} gives rank {rank} other rounds than rank 0: "
-                    "it must depend on its arguments only, on nodes with the same number of ranks"
-                )
+                raise RecipeError("recipe.topology-differs-by-rank", value=topology, rank=rank)

@@ -27,9 +27,9 @@ def rounds(topology: str, size: int, local_size: int = 1) -> list[Round]:
         proposed = build(size, local_size)
         found = [[tuple(sorted(map(index, group))) for group in groups] for groups in proposed]
     if not found:
-        raise RecipeError(f"{KEY} = {topology!r} gives no rounds")
+        raise RecipeError("recipe.topology-without-rounds", key=KEY, value=topology)
     for number, groups in enumerate(found):
-        _check(groups, size, f"{KEY} = {topology!r}, round {number}")
+        _check(groups, size, topology, number)
     return found
 
 
@@ -37,20 +37,28 @@ def _own(topology: str) -> Callable[..., Any]:
     if not is_own(topology):
         names = ", ".join(BUILT_IN)
         raise RecipeError(
-            f"{KEY} = {topology!r} is neither one of {names} nor a function of your "
-            f'own, "module:function"{did_you_mean(topology, BUILT_IN)}'
+            "recipe.unknown-topology",
+            key=KEY,
+            value=topology,
+            names=names,
+            hint=did_you_mean(topology, BUILT_IN),
         )
     return imported(KEY, topology)
 
 
-def _check(groups: Round, size: int, where: str) -> None:
+def _check(groups: Round, size: int, topology: str, number: int) -> None:
     counts = Counter(replica for group in groups for replica in group)
     for replica in sorted({*range(size), *counts}):
         wanted = int(0 <= replica < size)
         if counts[replica] != wanted:
             raise RecipeError(
-                f"{where}: has rank {replica} {counts[replica]} times; each of the ranks 0 to "
-                f"{size - 1} must appear exactly once, and no other"
+                "recipe.topology-rank-not-once",
+                key=KEY,
+                value=topology,
+                round=number,
+                rank=replica,
+                num_times=counts[replica],
+                last_rank=size - 1,
             )
 
 
@@ -134,8 +142,11 @@ def _check_power_of_two(topology: str, count: int, what: str, *, least: int) -> 
     if count < least or count & (count - 1):
         wanted = f"{least}, {2 * least}, {4 * least}, ..."
         raise RecipeError(
-            f"average.topology = {topology!r} needs {wanted} {what}, not {count}: take 'ring' or "
-            "'complete', which are for any number"
+            "recipe.topology-not-power-of-two",
+            value=topology,
+            allowed=wanted,
+            unit=what,
+            num_found=count,
         )
 
 

@@ -48,7 +48,9 @@ def bench_loader(options: argparse.Namespace) -> int:
     for name in ("batch", "size", "channels", "threads", "seconds"):
         value = getattr(options, name)
         if value is not None and value <= 0:
-            raise InputError(f"--{name} {value}: choose a number above 0")
+            raise InputError(
+                "option.out-of-range", option=f"--{name}", value=value, allowed="a number above 0"
+            )
     found = measure(options, *_index_of(options.location))
     if options.json:
         print(json.dumps(found))

@@ -65,7 +65,7 @@ def _config(options: argparse.Namespace) -> "RunConfig":
     if options.recipe is not None:
         return config_of(options)
     if options.overrides:
-        raise InputError(f"--{next(iter(options.overrides))} is a recipe key: name a RECIPE")
+        raise InputError("option.key-without-recipe", key=next(iter(options.overrides)))
     from trainyard.config import RunConfig, on_data
 
     config = RunConfig()

@@ -59,10 +59,7 @@ def estimate(options: argparse.Namespace) -> int:
     if options.run is not None:
         check_run(Path(options.run))
     elif options.device is None:
-        raise InputError(
-            "how fast is a GPU? Give --device, its kind (a100-sxm-80gb, h100-sxm, …), or --run, "
-            "the directory of a run of the same model"
-        )
+        raise InputError("estimate.no-device")
     device = None if options.device is None else named_accelerator(options.device)
     with loading():
         from trainyard.estimate.estimate import build_workload, estimate_run
@@ -89,8 +86,10 @@ def _cluster(
     measured = None if options.run is None else measure_run(Path(options.run), config)
     if measured and measured.device and device not in (None, measured.device):
         raise InputError(
-            f"--device {options.device}: {options.run} is a run on {measured.device.name}: leave "
-            "one of the two out"
+            "estimate.device-differs-from-run",
+            device=options.device,
+            path=options.run,
+            name=measured.device.name,
         )
     device = device or (measured.device if measured else None)
     decoding = (options.cores or _CORES) * float(options.images_per_core or _IMAGES_PER_CORE)

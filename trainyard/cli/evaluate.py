@@ -81,7 +81,9 @@ def evaluate(options: argparse.Namespace) -> int:
     """Run `trainyard evaluate`. Returns the exit code."""
     check_evaluated(options.overrides)
     if options.predictions and not options.predictions.endswith(".csv"):
-        raise InputError(f"--predictions {options.predictions}: name a file that ends in .csv")
+        raise InputError(
+            "option.wrong-suffix", option="--predictions", path=options.predictions, suffix=".csv"
+        )
     check_target(options)
     from trainyard.data.index.merge import validation_splits
     from trainyard.files import find_checkpoint

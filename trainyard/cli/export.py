@@ -88,11 +88,11 @@ def export(options: argparse.Namespace) -> int:
 
 def _check_options(options: argparse.Namespace) -> None:
     if options.file is None and options.hub is None and options.push is None:
-        raise InputError("name a FILE to export to, a folder with --hub, or --push hf://OWNER/NAME")
+        raise InputError("export.no-destination")
     if options.file is None and options.format is not None:
-        raise InputError(f"--format {options.format} is for a FILE, which is not named")
+        raise InputError("option.format-without-file", value=options.format)
     if options.private and options.push is None:
-        raise InputError("--private is for --push, which is not given")
+        raise InputError("option.private-without-push")
 
 
 def _repository_of(options: argparse.Namespace) -> "Repository | None":
@@ -109,12 +109,9 @@ def _repository_of(options: argparse.Namespace) -> "Repository | None":
 def _kind_of(file: str, given: str | None) -> str:
     kind = Path(file).suffix.removeprefix(".").lower()
     if kind not in _KINDS and given is None:
-        raise InputError(f"{file}: the name does not end in .{', .'.join(_KINDS)}; add --format")
+        raise InputError("export.unknown-suffix", path=file, names=", .".join(_KINDS))
     if kind in _KINDS and given not in (None, kind):
-        raise InputError(
-            f"{file}: ends in .{kind}, and --format is {given}: leave one of them out, or name a "
-            f"file that ends in .{given}"
-        )
+        raise InputError("export.format-differs-from-suffix", path=file, suffix=kind, value=given)
     return given or kind
 
 

@@ -87,7 +87,8 @@ def check_target(options: argparse.Namespace, others: Sequence[str] = ()) -> Non
                 hint = f"; did you mean {command} {shlex.join((other, *rest))}?"
         if not hint and "data" in options and (is_remote(target) or has_folders(target)):
             hint = f"; if it is data: {command} RUN --data {shlex.quote(target)}"
-        raise CheckpointError(f"{error}{hint}") from None
+        error.fields["hint"] = hint
+        raise
 
 
 def has_folders(target: str) -> bool:

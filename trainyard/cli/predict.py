@@ -105,7 +105,7 @@ def predict(options: argparse.Namespace) -> int:
     check_overrides(options.overrides, "a prediction")
     check_target(options, options.images)
     if options.csv and not options.csv.endswith(".csv"):
-        raise InputError(f"--csv {options.csv}: name a file that ends in .csv")
+        raise InputError("option.wrong-suffix", option="--csv", path=options.csv, suffix=".csv")
     from rich.console import Console
 
     from trainyard.data.index.unlabelled import open_images
@@ -125,8 +125,9 @@ def predict(options: argparse.Namespace) -> int:
     bad, total = predictions.bad(), sum(len(images.index) for images in found)
     if len(bad) == total:
         name, reason = bad[0]
-        more = "" if total == 1 else f"; of {total:,} images none can be read"
-        raise InputError(f"{name}: {reason}{more}")
+        if total == 1:
+            raise InputError("image.unreadable", name=name, reason=reason)
+        raise InputError("image.none-readable", name=name, reason=reason, num_images=total)
     if options.csv:
         _write_csv(Path(options.csv), predictions)
     if options.json:

@@ -62,4 +62,6 @@ def write_csv(option: str, path: Path, rows: Iterable[Iterable[object]]) -> None
     try:
         write_text(path, text.getvalue(), errors="surrogateescape")
     except OSError as error:
-        raise InputError(f"{option} {path}: cannot be written ({error.strerror})") from None
+        raise InputError(
+            "option.file-unwritable", option=option, path=path, reason=error.strerror
+        ) from None

@@ -33,7 +33,7 @@ def report(options: argparse.Namespace) -> int:
     for folder in folders:
         check_run(folder)  # before imports that take a second
     if options.out and Path(options.out).suffix.lower() not in (".html", ".htm"):
-        raise InputError(f"--out {options.out}: name a file that ends in .html")
+        raise InputError("option.wrong-suffix", option="--out", path=options.out, suffix=".html")
     from trainyard.report.page import write_report
 
     path = write_report(folders, Path(options.out) if options.out else None)

@@ -116,12 +116,10 @@ def check_recipe(options: argparse.Namespace) -> None:
         return
     if (Path(recipe) / "recipe.toml").is_file():
         resumed = shlex.join((str(Path(recipe) / "recipe.toml"), "--run", recipe))
-        raise RecipeError(f"{recipe}: is a run, not a recipe; did you mean {command} {resumed}?")
+        raise RecipeError("recipe.is-run", path=recipe, command=f"{command} {resumed}")
     if os.path.isdir(recipe) or is_remote(recipe):
-        raise RecipeError(
-            f"{recipe}: is data, not a recipe; did you mean {command} RECIPE --data "
-            f"{shlex.quote(recipe)}?"
-        )
+        command = f"{command} RECIPE --data {shlex.quote(recipe)}"
+        raise RecipeError("recipe.is-data", location=recipe, command=command)
 
 
 def run_folder(options: argparse.Namespace) -> Path:

@@ -65,7 +65,7 @@ def check_sources(config: DataConfig, world: World) -> None:
     for split in ("train", "val"):
         source = source_of(config, split)
         if source.locations is None:
-            raise RecipeError(f"{source.key} is not set: {_how_to_set(source.key)}")
+            raise RecipeError("recipe.data-not-set", key=source.key, hint=_how_to_set(source.key))
         for location in _listed(source.locations) if world.size == 1 else ():
             if not is_remote(location) and not location.startswith(PIPE):
                 find_place(location)
@@ -136,10 +136,7 @@ def _check_hub(config: DataConfig) -> None:
     """RecipeError if a random order would ask the Hub for every image by itself."""
     named = next((name for name in _listed(config.train or ()) if is_on_hub(name)), None)
     if named and config.order == "exact" and not (config.stage or config.locality):
-        raise RecipeError(
-            f"{named}: the Hub is for large requests, not for one per image: set data.stage to a "
-            "folder for a copy, such as $SLURM_TMPDIR, or data.locality = 8192"
-        )
+        raise RecipeError("recipe.random-order-on-hub", location=named)
 
 
 def _same_shards(config: DataConfig, world: World) -> tuple[str, ...]:
@@ -151,8 +148,9 @@ def _same_shards(config: DataConfig, world: World) -> tuple[str, ...]:
     with together(world):
         if digest != first:
             raise DataError(
-                f"{source_of(config, 'train')}: {socket.gethostname()} holds other "
-                "shards there than the first rank's node"
+                "data.differs-between-nodes",
+                location=str(source_of(config, "train")),
+                host=socket.gethostname(),
             )
     return shards
 
@@ -198,13 +196,10 @@ def open_split(
     say in the cache of another node.
     """
     if source.locations is None:
-        raise RecipeError(f"{source.key} is not set: {_how_to_set(source.key)}")
+        raise RecipeError("recipe.data-not-set", key=source.key, hint=_how_to_set(source.key))
     locations, side = _listed(source.locations), source.side
     if any(location.startswith(PIPE) for location in locations):
-        raise RecipeError(
-            f"{source.key} = {str(source)!r}: only training data with data.order = 'join' can "
-            "be a pipe"
-        )
+        raise RecipeError("recipe.pipe-without-join", key=source.key, value=str(source))
     with together(world):
         first = open_merged(locations, known, progress, side) if world.is_first else None
     found = gather(world, None if first is None else (first.path, first.fingerprint))[0]
@@ -218,8 +213,7 @@ def open_split(
             index = open_merged(locations, known, progress, side)
         if index.fingerprint != fingerprint:
             raise DataError(
-                f"{source}: {socket.gethostname()} holds other data there than "
-                "the first rank's node (other files, sizes or classes)"
+                "data.differs-between-nodes", location=str(source), host=socket.gethostname()
             )
         return index
 

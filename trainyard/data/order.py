@@ -44,10 +44,7 @@ def _plan(config: DataConfig, index: Index, *, global_batch: int, seed: int) -> 
     common = {"global_batch": global_batch, "seed": seed}
     if config.order == "resample":
         if config.locality:
-            raise RecipeError(
-                f"data.locality = {config.locality} is for data.order = 'exact'; 'resample' reads "
-                "neighbouring samples in any case"
-            )
+            raise RecipeError("recipe.locality-with-resample", value=config.locality)
         run, shards = _shards(index.file, sizes)
         return ResampledPlan(sizes, _draws(config, sizes), shards, run, **common)
     if config.weights is None:
@@ -60,15 +57,16 @@ def _draws(config: DataConfig, sizes: tuple[int, ...]) -> tuple[int, ...]:
     weights = config.weights or (1.0,) * len(sizes)
     if len(weights) != len(sizes):
         raise RecipeError(
-            f"data.weights has {len(weights)} numbers, but data.train {len(sizes)} locations: "
-            "write one number for each, in the same order"
+            "recipe.wrong-weight-count", num_weights=len(weights), num_locations=len(sizes)
         )
     draws = tuple(round(weight * size) for weight, size in zip(weights, sizes, strict=True))
     if 0 in draws:
         part = draws.index(0)
         raise RecipeError(
-            f"data.weights: {weights[part]} times the {sizes[part]:,} samples of location "
-            f"{part + 1} is less than one: raise all weights alike, or leave it out"
+            "recipe.weight-too-small",
+            value=weights[part],
+            num_samples=sizes[part],
+            number=part + 1,
         )
     return draws
 

@@ -95,17 +95,17 @@ class ServerOptions:
 def check_options(options: ServerOptions) -> None:
     """DataError for options that nginx would misinterpret."""
     if not options.folder.is_dir():
-        raise DataError(f"{options.folder}: no such folder")
+        raise DataError("serve.no-such-folder", path=options.folder)
     if not re.fullmatch(r"[A-Za-z0-9.:-]+", options.host):
-        raise DataError(f"--host {options.host!r} is neither an address nor a name")
+        raise DataError("serve.malformed-host", value=options.host)
     if bool(options.certificate) != bool(options.key):
-        raise DataError("TLS needs both --certificate and --key")
+        raise DataError("serve.incomplete-tls")
     for path in filter(None, (options.certificate, options.key)):
         if not path.is_file():
-            raise DataError(f"{path}: no such file")
+            raise DataError("serve.no-such-file", path=path)
     name, _, password = (options.login or "NAME:PASSWORD").partition(":")
     if not (name and password) or not f"{name}{password}".isprintable():
-        raise DataError("--user is NAME:PASSWORD, of printable characters")
+        raise DataError("serve.malformed-login")
 
 
 def configuration(options: ServerOptions) -> str:
@@ -134,7 +134,7 @@ def serving(options: ServerOptions) -> Iterator["subprocess.Popen[bytes]"]:
         test = subprocess.run([*command, "-t", "-q"], capture_output=True, text=True, **account)
         if test.returncode:
             words = re.findall(r"\[emerg\] (?:\d+#\d+: )?(.*)", test.stderr)
-            raise DataError(f"nginx cannot start: {(words or [test.stderr.strip()])[0]}")
+            raise DataError("serve.nginx-failed", reason=(words or [test.stderr.strip()])[0])
         server = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -156,8 +156,10 @@ def _check_port(options: ServerOptions) -> None:
     try:
         socket.create_server((options.host, options.port), family=family).close()
     except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise DataError(f"--host {options.host} --port {options.port}: {why}") from None
+        why = getattr(error, "strerror", None) or str(error)
+        raise DataError(
+            "serve.cannot-listen", host=options.host, port=options.port, reason=why
+        ) from None
 
 
 def _account(folder: Path) -> dict[str, Any]:
@@ -168,10 +170,7 @@ def _account(folder: Path) -> dict[str, Any]:
     entry = pwd.getpwuid(owner) if owner else pwd.getpwnam("nobody")
     account: dict[str, Any] = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
     if subprocess.run(["test", "-x", folder], **account).returncode:
-        raise DataError(
-            f"{folder}: cannot be read by {entry.pw_name}, who runs nginx for root: be another "
-            "user, or let others read it"
-        )
+        raise DataError("serve.folder-closed", path=folder, user=entry.pw_name)
     return account
 
 
@@ -200,7 +199,7 @@ def _user_line(login: str) -> str:
 def _find_nginx() -> list[str]:
     path = shutil.which("nginx", path=_SEARCH)
     if path is None:
-        raise DataError("nginx is not installed: apt-get install nginx-light, or the like")
+        raise DataError("serve.needs-nginx")
     said = subprocess.run([path, "-v"], capture_output=True, text=True).stderr
     version = tuple(map(int, re.findall(r"\d+", said)[:3]))
     # Older versions only warn that they cannot write to the system's log.
@@ -216,7 +215,7 @@ def _wait_until_it_answers(server: "subprocess.Popen[bytes]", options: ServerOpt
             return
         except OSError:
             time.sleep(0.01)
-    raise TrainyardError("nginx did not answer; its output is above")
+    raise TrainyardError("serve.nginx-silent")
 
 
 def _die_with_parent() -> None:

@@ -130,7 +130,7 @@ def hold(task: MeasuredLoad) -> EncodedSamples:
         if size > _HELD_BYTES:
             break
     if not ids:
-        raise DataError(f"{task.index.root}: no image can be read ({failure})")
+        raise DataError("data.no-readable-image", location=task.index.root, reason=failure)
     return EncodedSamples(np.array(ids), contents)
 
 

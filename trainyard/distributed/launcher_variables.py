@@ -131,7 +131,13 @@ def _found(env: Mapping[str, str]) -> tuple[Starter, World]:
     rank, size = values["rank"], values["size"]
     if rank >= size:
         names = starter.variables
-        raise InputError(f"{names['rank']} {rank} lies outside a {names['size']} of {size}")
+        raise InputError(
+            "rank.beyond-size",
+            variable=names["rank"],
+            rank=rank,
+            size_variable=names["size"],
+            size=size,
+        )
     for _, others in complete:
         if (others["rank"], others["size"]) == (rank, size):
             values = others | values
@@ -156,14 +162,14 @@ def _half_set(starter: Starter, values: Mapping[str, int], *wanted: str) -> Inpu
     missing = next(what for what in wanted if what not in values)
     present = ", ".join(names[what] for what in values if what in names)
     return InputError(
-        f"{names[missing]} is not set although {present} is ({starter.name} sets both)"
+        "rank.variable-missing", variable=names[missing], given=present, launcher=starter.name
     )
 
 
 def whole(name: str, text: str) -> int:
     """The number in a variable. InputError if its text is not a whole number."""
     if not text.strip().isdigit():
-        raise InputError(f"{name} is {text!r}, which is not a whole number")
+        raise InputError("variable.not-a-number", name=name, value=text)
     return int(text)
 
 
@@ -205,14 +211,11 @@ def meeting_point(world: World, env: Mapping[str, str] = os.environ) -> MeetingP
     host = env.get("MASTER_ADDR", "").strip("[]")
     host = host or ("127.0.0.1" if world.num_nodes == 1 else first_host(env.get(starter.hosts, "")))
     if not host:
-        raise InputError(
-            "MASTER_ADDR is not set, and the host of rank 0 is not known otherwise: set it for "
-            "all ranks (`mpirun -x MASTER_ADDR=HOST ...`), or start them by `trainyard launch`"
-        )
+        raise InputError("rank.no-master-addr")
     derived = _PORTS[crc32(job.encode()) % len(_PORTS)] if job else _DEFAULT_PORT
     port = whole("MASTER_PORT", env.get("MASTER_PORT") or str(derived))
     if not 0 < port < 1 << 16:
-        raise InputError(f"MASTER_PORT is {port}, which is not a port")
+        raise InputError("rank.malformed-port", value=port)
     is_hosted = starter is STARTERS[0] and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return MeetingPoint(host, port, is_hosted=is_hosted, job=job)
 

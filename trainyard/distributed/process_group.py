@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trainyard.distributed.interfaces import use_interface_to
 from trainyard.distributed.launcher_variables import meeting_point
-from trainyard.distributed.process_info import ProcessInfo, rank_name
+from trainyard.distributed.process_info import ProcessInfo
 from trainyard.distributed.startup_check import check_start
 from trainyard.distributed.store import open_stores, start_limit
 from trainyard.distributed.watchdog import Watchdog
@@ -102,12 +102,14 @@ def _join(world: World, facts: Mapping[str, str]) -> Watchdog:
             _make_group(own_store, world, limit_s, device if has_nccl else None)
     except RuntimeError as error:
         watchdog.close(in_peace=False)
-        first_line = f"{error}".partition("\n")[0]
+        first_line, me = f"{error}".partition("\n")[0], ProcessInfo.current()
         raise PeerError(
-            f"{rank_name(world.rank, ProcessInfo.current())} cannot connect to all others by the "
-            f"interface {os.environ.get('GLOO_SOCKET_IFNAME', 'of its name')}: set "
-            "GLOO_SOCKET_IFNAME to the one that leads to them, and open all ports between the "
-            f"hosts ({first_line})"
+            "rank.cannot-connect",
+            rank=world.rank,
+            host=me.host,
+            pid=me.pid,
+            interface=os.environ.get("GLOO_SOCKET_IFNAME", "of its name"),
+            reason=first_line,
         ) from error
     return watchdog
 
@@ -118,9 +120,13 @@ def _own_device(world: World) -> tuple["torch.device", str | None]:
         device = own_device(world)
         return device, gpu_of(device)
     except RuntimeError as error:
-        first_line = f"{error}".partition("\n")[0]
+        first_line, me = f"{error}".partition("\n")[0], ProcessInfo.current()
         raise TrainyardError(
-            f"{rank_name(world.rank, ProcessInfo.current())} cannot use its GPU: {first_line}"
+            "rank.gpu-failed",
+            rank=world.rank,
+            host=me.host,
+            pid=me.pid,
+            reason=first_line,
         ) from error
 
 

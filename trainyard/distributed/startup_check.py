@@ -9,11 +9,11 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainyard.distributed.interfaces import LOOPBACK, local_address, outward
 from trainyard.distributed.launcher_variables import MeetingPoint
-from trainyard.distributed.process_info import NAMED, ProcessInfo, rank_name
+from trainyard.distributed.process_info import NAMED, ProcessInfo
 from trainyard.errors import InputError, PeerError, TrainyardError
 from trainyard.world import World
 
@@ -26,6 +26,8 @@ _POLL_S = 0.2
 _PROBLEM_S = 3  # for further ranks to arrive once one differs, and for all to read the answer
 
 Facts = Mapping[str, str]
+_Problem = tuple[str, list[Any]]
+"""What keeps ranks from starting, "different" or "absent", and the fields of its error."""
 
 
 class Start(NamedTuple):
@@ -58,21 +60,46 @@ def check_start(
         _answer(store, world, facts, point=point, limit_s=limit_s)
     else:
         _arrive(store, world, facts, point)
-    problem, exit_code, address, processes = json.loads(store.get("answer"))
+    problem, address, processes = json.loads(store.get("answer"))
     start = Start(address, [ProcessInfo(*process) for process in processes])
     if problem:
         time.sleep(_PROBLEM_S * world.is_first)  # the store goes with this process
-        is_input = exit_code == InputError.exit_code
-        error: TrainyardError = (InputError if is_input else PeerError)(problem)
-        error.is_shared = True
-        raise error
-    me = ProcessInfo.current()
-    if start.processes[world.rank] != me:
+        raise _error_of(*problem)
+    me, there = ProcessInfo.current(), start.processes[world.rank]
+    if there != me:
         raise InputError(
-            f"{rank_name(world.rank, start.processes[world.rank])} has joined, so {me} cannot be "
-            f"rank {world.rank}: do two runs share a MASTER_PORT?"
+            "rank.taken",
+            rank=world.rank,
+            other_host=there.host,
+            other_pid=there.pid,
+            host=me.host,
+            pid=me.pid,
         )
     return start
+
+
+def _error_of(kind: str, told: list[Any]) -> TrainyardError:
+    """The same error on every rank, of what rank 0 has told."""
+    error: TrainyardError
+    if kind == "different":
+        rank, host, pid, first_host, first_pid, changes, more = told
+        error = InputError(
+            "rank.run-differs",
+            rank=rank,
+            host=host,
+            pid=pid,
+            first_host=first_host,
+            first_pid=first_pid,
+            changes=changes,
+            more=more,
+        )
+    else:
+        ranks, size, limit_s, hosts, address = told
+        error = PeerError(
+            "rank.absent", ranks=ranks, size=size, limit_s=limit_s, hosts=hosts, address=address
+        )
+    error.is_shared = True
+    return error
 
 
 def _arrive(store: "Store", world: World, facts: Facts, point: MeetingPoint) -> None:
@@ -82,7 +109,7 @@ def _arrive(store: "Store", world: World, facts: Facts, point: MeetingPoint) -> 
         store.set(f"arrival/{world.rank}", json.dumps(arrival))
         store.wait(["answer"])
     except RuntimeError as error:
-        raise PeerError(f"rank 0 at {point} is gone or does not answer; see its output") from error
+        raise PeerError("rank.first-rank-gone", address=str(point)) from error
 
 
 def _differences(first: Facts, mine: Facts) -> list[str]:
@@ -105,21 +132,14 @@ def _answer(
     store.set("facts", json.dumps(dict(facts)))
     missing = _await_others(store, world, limit_s)
     arrivals = {rank: _loaded(store, rank) for rank in range(1, world.size) if rank not in missing}
-    problem, exit_code = _disagreement(me, arrivals), InputError.exit_code
+    problem = _disagreement(me, arrivals)
     if missing and not problem:
         hosts = _listed(sorted({me.host, *(each.process.host for each in arrivals.values())}))
-        problem, exit_code = (
-            (
-                f"{_ranks(missing)} of {world.size} did not come within {limit_s:.0f} s; there are "
-                f"ranks from {hosts}. Either they were not started or failed before (see their "
-                f"output), or they cannot reach {point} (a wrong interface, a closed port)"
-            ),
-            PeerError.exit_code,
-        )
+        problem = "absent", [_ranks(missing), world.size, limit_s, hosts, str(point)]
     addresses = [arrival.address for arrival in arrivals.values()]
     address = local_address(outward([*addresses, LOOPBACK]))
     processes = [me, *(arrivals[rank].process for rank in sorted(arrivals))]
-    store.set("answer", json.dumps([problem, exit_code, address, processes]))
+    store.set("answer", json.dumps([problem, address, processes]))
 
 
 def _await_others(store: "Store", world: World, limit_s: float) -> list[int]:
@@ -147,16 +167,14 @@ def _loaded(store: "Store", rank: int) -> _Arrival:
     return _Arrival(ProcessInfo(*process), address, differs)
 
 
-def _disagreement(me: ProcessInfo, arrivals: Mapping[int, _Arrival]) -> str:
+def _disagreement(me: ProcessInfo, arrivals: Mapping[int, _Arrival]) -> _Problem | None:
     others = [rank for rank, arrival in arrivals.items() if arrival.differs]
     if not others:
-        return ""
+        return None
     rank, more = others[0], len(others) - 1
-    differs = "; ".join(arrivals[rank].differs[:NAMED])
-    return (
-        f"{rank_name(rank, arrivals[rank].process)} does not run what rank 0 ({me}) runs: {differs}"
-        + f" ({more} more {'rank differs' if more == 1 else 'ranks differ'})" * (more > 0)
-    )
+    there, changes = arrivals[rank].process, "; ".join(arrivals[rank].differs[:NAMED])
+    others_too = f" ({more} more {'rank differs' if more == 1 else 'ranks differ'})" * (more > 0)
+    return "different", [rank, there.host, there.pid, me.host, me.pid, changes, others_too]
 
 
 def _ranks(ranks: list[int]) -> str:

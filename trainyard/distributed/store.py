@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainyard.distributed.interfaces import server
 from trainyard.distributed.launcher_variables import MeetingPoint
-from trainyard.distributed.process_info import ProcessInfo, rank_name
+from trainyard.distributed.process_info import ProcessInfo
 from trainyard.errors import InputError, PeerError
 from trainyard.world import World
 
@@ -28,7 +28,7 @@ def start_limit() -> float:
     try:
         return float(text) if text else START_S
     except ValueError:
-        raise InputError(f"TRAINYARD_START_S = {text!r} is not a number of seconds") from None
+        raise InputError("variable.not-seconds", name="TRAINYARD_START_S", value=text) from None
 
 
 def open_stores(point: MeetingPoint, world: World, limit_s: float) -> tuple["Store", "Store"]:
@@ -56,10 +56,14 @@ def _own_store(point: MeetingPoint, world: World) -> "Store":
     try:
         listening = server(point.host, point.port, for_others=world.num_nodes > 1)
     except OSError as error:
+        me = ProcessInfo.current()
         raise InputError(
-            f"{_me(world)} cannot listen at {point} ({error.strerror}): is another run using it, "
-            "or a leftover process? Set MASTER_PORT to a free port, and MASTER_ADDR to an address "
-            "of the host of rank 0"
+            "rank.cannot-listen",
+            rank=world.rank,
+            host=me.host,
+            pid=me.pid,
+            address=str(point),
+            reason=error.strerror,
         ) from None
     host = str(listening.getsockname()[0])
     return TCPStore(
@@ -82,12 +86,14 @@ def _store_of_first(point: MeetingPoint, world: World, limit_s: float) -> "Store
             return TCPStore(point.host, point.port, wait_for_workers=False)
         except OSError as error:
             if time.monotonic() > deadline:
+                me = ProcessInfo.current()
                 raise PeerError(
-                    f"{_me(world)} did not reach rank 0 at {point} within {limit_s:.0f} s: "
-                    f"{error.strerror or error}"
+                    "rank.first-rank-unreachable",
+                    rank=world.rank,
+                    host=me.host,
+                    pid=me.pid,
+                    address=str(point),
+                    limit_s=limit_s,
+                    reason=error.strerror or str(error),
                 ) from None
             time.sleep(_RETRY_S)
-
-
-def _me(world: World) -> str:
-    return rank_name(world.rank, ProcessInfo.current())

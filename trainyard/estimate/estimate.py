@@ -127,20 +127,17 @@ def measure_run(folder: Path, config: RunConfig) -> Measured:
         reports = read_history(directory.metrics).train
         of_run = load_recipe(str(directory.recipe))
     except InputError as error:
-        raise InputError(f"{folder} is no run directory: {error}") from None
+        raise InputError("estimate.not-a-run", path=folder, error=str(error)) from None
     gpus = reports[-1]["world_size"] if reports else 1
     keys = (*_DECIDING, *(_EXCHANGE if gpus > 1 else ()))
     if changed := differences(of_run, config, keys):
-        raise InputError(
-            f"--run {folder}: its steps are not those of this recipe ({'; '.join(changed)}): "
-            "give a run of the same model, or --device"
-        )
+        raise InputError("estimate.recipe-differs", path=folder, changes="; ".join(changed))
     if reports:
         samples = round(reports[0]["samples"] / reports[0]["epoch"])
         end = build_run_course(of_run, samples).phases[0].stop
         reports = [r for r in reports[1:] if r["step"] <= end and r["world_size"] == gpus]
     if not reports:
-        raise InputError(f"{directory.metrics}: has no second report of training to go by")
+        raise InputError("estimate.too-few-reports", path=directory.metrics)
     rates = [r["images_per_s"] / (1 - r["data_wait"]) / gpus for r in reports]
     loading = [r["images_per_s_loader"] / gpus for r in reports if r.get("images_per_s_loader")]
     slow, rate, fast = np.quantile(rates, [0.1, 0.5, 0.9]).tolist()
@@ -194,8 +191,10 @@ def peak_flops(device: Accelerator, precision: str) -> float:
     if precision not in device.peak:
         others = [name for name in ("fp16", "bf16") if name in device.peak]
         raise InputError(
-            f"batch.precision = {precision!r}: {device.name} has no units for it: set "
-            f"--batch.precision {others[0]}"
+            "estimate.unsupported-precision",
+            value=precision,
+            name=device.name,
+            other=others[0],
         )
     return device.peak[precision]
 
@@ -302,14 +301,9 @@ def estimate_run(workload: Workload, cluster: Cluster, gpus: int) -> Estimate:
 
 def _check(course: Course, measured: Measured | None, gpus: int) -> None:
     if (least := min(phase.batch for phase in course.phases)) < gpus:
-        raise InputError(
-            f"a batch of {least:,} is not enough for {gpus:,} GPUs: raise --batch.size"
-        )
+        raise InputError("estimate.batch-too-small", batch=least, num_gpus=gpus)
     if measured and measured.gpus not in (1, gpus):
-        raise InputError(
-            f"--run {measured.folder}: its {measured.gpus} GPUs waited for each other, which no "
-            f"other number does alike: give --gpus {measured.gpus}, or a run on one GPU"
-        )
+        raise InputError("estimate.gpus-differ", path=measured.folder, num_gpus=measured.gpus)
 
 
 def _mean_step(

@@ -85,13 +85,11 @@ def compare(model: nn.Module, exported: Exported, batches: Sequence[Tensor]) -> 
         with torch.no_grad():
             ours, theirs = model(images_BCHW), exported(images_BCHW)
         if ours.shape != theirs.shape or not theirs.isfinite().all():
-            raise DiffersError("its logits are missing or not finite")
+            raise DiffersError("export.logits-not-finite")
         off = (ours - theirs).abs().max().item()
         largest = max(largest, off)
         relative = max(relative, off / max(ours.abs().max().item(), 1e-12))
     if relative > _TOLERANCE:
-        raise DiffersError(
-            f"its logits differ by up to {largest:.2g}, {relative:.1%} of the largest one"
-        )
+        raise DiffersError("export.logits-differ", largest=largest, relative=relative)
     real = len(batches[-1]) if len(batches) > len(_RANDOM) else 0
     return Difference(largest, relative, real)

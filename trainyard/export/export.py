@@ -50,7 +50,7 @@ class Exporter:
         """InputError about an option if timm does not know the architecture."""
         if self._about.own_module is not None:
             name = self._about.architecture
-            raise InputError(f"{option}: timm has no architecture {name}: export a FILE")
+            raise InputError("export.unknown-to-timm", option=option, name=name)
 
     def to_file(self, path: Path, kind: str) -> Export:
         """Write a file of a format, and a card beside it: model.onnx and model.onnx.md.
@@ -130,11 +130,10 @@ class Exporter:
             if disk_error(error, path) is not None:
                 raise
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        is_timms = kind in ("hub", "safetensors") and self._about.own_module is None
-        what = "timm cannot load it again" if is_timms else "export failed"
-        raise TrainyardError(
-            f"{self._about.architecture} as {kind}: {what}: {reason}; nothing was written"
-        )
+        name = self._about.architecture
+        if kind in ("hub", "safetensors") and self._about.own_module is None:
+            raise TrainyardError("export.not-loadable", name=name, format=kind, reason=reason)
+        raise TrainyardError("export.failed", name=name, format=kind, reason=reason)
 
 
 def card_of(path: Path) -> Path:
@@ -146,24 +145,22 @@ def check_file(path: Path, kind: str) -> None:
     """InputError if a file cannot be exported to this path."""
     FORMATS[kind].check()
     if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}")
+        raise InputError("export.no-parent-folder", path=path, folder=path.parent)
     if path.is_dir():
-        raise InputError(f"{path}: is a folder; name a file, or say --hub {path}")
+        raise InputError("export.file-is-folder", path=path)
     beside = card_of(path)
     if beside.exists() and MADE_BY not in beside.read_text(errors="replace"):
-        raise InputError(
-            f"{beside}: exists, where the model card would be written: move it, or export elsewhere"
-        )
+        raise InputError("export.card-exists", path=beside)
 
 
 def check_hub(path: Path) -> None:
     """InputError if a folder for timm cannot be made at this path."""
     if not path.parent.is_dir():
-        raise InputError(f"--hub {path}: there is no folder {path.parent}")
+        raise InputError("export.no-parent-folder", path=path, folder=path.parent)
     if path.exists() and not path.is_dir():
-        raise InputError(f"--hub {path}: is a file; name a folder")
+        raise InputError("export.hub-is-file", path=path)
     if path.is_dir() and any(path.iterdir()) and not is_ours(path):
-        raise InputError(f"--hub {path}: holds other files; name a new folder, or an empty one")
+        raise InputError("export.hub-not-empty", path=path)
 
 
 @contextmanager
@@ -180,7 +177,9 @@ def _staging(path: Path, needed: int) -> Iterator[Path]:
     except DiskError:
         raise
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+        raise InputError(
+            "file.unwritable", path=path, reason=error.strerror or str(error)
+        ) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -81,7 +81,9 @@ def _check_onnx() -> None:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise InputError(f"ONNX needs further packages: {install_hint('onnx')} ({error})") from None
+        raise InputError(
+            "export.needs-onnx", hint=install_hint("onnx"), reason=str(error)
+        ) from None
 
 
 def _write_onnx(model: nn.Module, about: Description, path: Path) -> None:

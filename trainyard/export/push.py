@@ -27,17 +27,19 @@ class Repository:
         """InputError if `name` is no hf://OWNER/NAME[@REVISION], or if there is no token."""
         found = _NAME.fullmatch(name)
         if found is None:
-            raise InputError(f"--push {name}: write hf://OWNER/NAME, or hf://OWNER/NAME@REVISION")
+            raise InputError("export.malformed-push-name", name=name)
         self.name, self._id, self._revision = name, found["id"], found["revision"]
         try:
             validate_repo_id(self._id)
         except HFValidationError as error:
-            raise InputError(f"--push {name}: {error}") from None
+            raise InputError(
+                "export.invalid-repository-name", name=name, reason=str(error)
+            ) from None
         token = get_token()
         if token is None:
-            raise InputError(f"--push {name}: no token: set HF_TOKEN, or run `hf auth login`")
+            raise InputError("export.no-token", name=name)
         if not (token.isascii() and token.isprintable()):  # an error would quote it
-            raise InputError(f"--push {name}: the token has a character that tokens cannot have")
+            raise InputError("export.malformed-token", name=name)
         self._api = HfApi(hub_endpoint(), token=token)
 
     @property
@@ -60,7 +62,7 @@ class Repository:
         with self._one_line_errors("the upload is not complete"):
             self._api.create_repo(self._id, private=private or None, exist_ok=True)
             if private and not self._api.model_info(self._id).private:
-                raise InputError(f"--private: {self._id} is there already, and public")
+                raise InputError("export.repository-public", name=self._id)
             if self._revision is not None and not self._revision.startswith("refs/"):
                 self._api.create_branch(self._id, branch=self._revision, exist_ok=True)
             commit = self._api.upload_folder(
@@ -84,10 +86,15 @@ class Repository:
                 cause = cause.__cause__  # an upload's error wraps the one with the reason
             text = getattr(cause, "server_message", None) or str(cause)
             reason = next(filter(str.strip, text.splitlines()), type(cause).__name__)
-            message = f"--push {self.name}: {self._api.endpoint}: {reason}; {outcome}"
+            name, address = self.name, self._api.endpoint
             if getattr(getattr(cause, "response", None), "status_code", 0) in (401, 403, 404):
                 raise InputError(
-                    f"{message}: the token (HF_TOKEN, else that of `hf auth login`) needs the role "
-                    "write, and OWNER must be its account or an organisation of that"
+                    "export.token-refused",
+                    name=name,
+                    address=address,
+                    reason=reason,
+                    outcome=outcome,
                 ) from error
-            raise TrainyardError(message) from error
+            raise TrainyardError(
+                "export.push-failed", name=name, address=address, reason=reason, outcome=outcome
+            ) from error

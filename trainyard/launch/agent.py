@@ -40,6 +40,7 @@ from trainyard.launch.exit_codes import (
     NOTICE_S,
     code_after,
     describe,
+    ending_with,
     first_cause,
     is_final,
     is_stop,
@@ -175,10 +176,7 @@ def in_pod(env: MutableMapping[str, str]) -> tuple[int, KnownMeetingPoint]:
     texts = {}
     for name in (*_NUMBERS, _ADDRESS):
         if name not in env:
-            raise InputError(
-                f"{name} is not set: `launch agent` is what `launch kubernetes` starts in every "
-                "pod; on one machine use `launch local`"
-            )
+            raise InputError("launch.agent-outside-pod", name=name)
         texts[name] = env.pop(name)
     env["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # pods have as many ranks each: no agent asks
     node, num_nodes, ranks, port = (whole(name, texts[name]) for name in _NUMBERS)
@@ -220,11 +218,11 @@ def run_ranks(
                 return _code_of_leaving(agent.codes(), say)
             return code_after(error.sigval, agent.codes())
         except RendezvousError as error:
-            raise TrainyardError(_reason_of(error)) from None
+            raise _end_of(error) from None
         meeting.shutdown()  # the run is over: agents that would start again end too
     rank, code = first_cause(agent.codes())
     if code < 0 and not is_stop(code):
-        raise killed(describe(rank, code), code)
+        raise ending_with(code, killed(rank, -code))
     return meaning_of(code)
 
 
@@ -250,12 +248,12 @@ def _code_of_leaving(codes: dict[int, int], say: Say) -> int:
     return LEFT
 
 
-def _reason_of(error: RendezvousError) -> str:
+def _end_of(error: RendezvousError) -> TrainyardError:
     if isinstance(error, RendezvousTimeoutError):
-        return "too few hosts came to go on with"
+        return TrainyardError("launch.too-few-hosts")
     if isinstance(error, RendezvousClosedError | RendezvousGracefulExitError):
-        return "another host has ended the run; its output says why"
-    return "the store at the first host is gone: give the command again"
+        return TrainyardError("launch.ended-elsewhere")
+    return TrainyardError("launch.store-gone")
 
 
 def _raise(number: int, frame: FrameType | None) -> None:

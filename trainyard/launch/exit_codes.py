@@ -71,13 +71,12 @@ def code_after(number: int, codes: dict[int, int]) -> int:
     """
     rank, code = first_cause(codes) if codes else (0, Stopped.exit_code)
     if not is_stop(code):
-        raise killed(f"stopped, but not saved: {describe(rank, code)}", code)
+        raise ending_with(code, TrainyardError("launch.not-saved", reason=describe(rank, code)))
     return stopped_by(number).exit_code if code else 0
 
 
-def killed(message: str, code: int) -> TrainyardError:
-    """An error that ends the launcher with a rank's code."""
-    error = TrainyardError(message)
+def ending_with(code: int, error: TrainyardError) -> TrainyardError:
+    """The error, which ends the launcher with a rank's code."""
     error.exit_code = meaning_of(code)
     return error
 
@@ -86,5 +85,10 @@ def describe(rank: int, code: int) -> str:
     """A sentence about the end of a rank; a negative code is the number of a signal."""
     if code > 0:
         return f"rank {rank} has ended with exit code {code}"
-    cause = "; signal 9 without your doing usually means that memory ran out" * (code == -9)
-    return f"rank {rank} was killed by signal {-code}{cause}"
+    return str(killed(rank, -code))
+
+
+def killed(rank: int, number: int) -> TrainyardError:
+    """The error of a rank that a signal killed."""
+    hint = "; signal 9 without your doing usually means that memory ran out" * (number == 9)
+    return TrainyardError("launch.rank-killed", rank=rank, signal=number, hint=hint)

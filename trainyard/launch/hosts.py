@@ -31,7 +31,7 @@ def read_hosts(given: str) -> list[GivenHost]:
         lines = path.read_text().splitlines()
         entries = [(f"{path}, line {number}", line) for number, line in enumerate(lines, 1)]
     elif "/" in given:
-        raise InputError(f"--hosts: there is no file {given}")
+        raise InputError("launch.no-such-hosts-file", path=given)
     else:
         entries = [("--hosts", entry) for entry in given.split(",")]
     entries = [(where, entry.partition("#")[0].strip()) for where, entry in entries]
@@ -41,12 +41,10 @@ def read_hosts(given: str) -> list[GivenHost]:
             continue
         host = _host(where, entry)
         if host.name in hosts:
-            raise InputError(
-                f"{where}: {host.name} stands there twice; for two ranks: {host.name}:2"
-            )
+            raise InputError("launch.host-named-twice", where=where, name=host.name)
         hosts[host.name] = host
     if not hosts:
-        raise InputError(f"--hosts: there are no hosts in {given!r}")
+        raise InputError("launch.no-hosts", value=given)
     return list(hosts.values())
 
 
@@ -56,10 +54,10 @@ def _host(where: str, entry: str) -> GivenHost:
     for option in options:
         match = _SLOTS.fullmatch(option)
         if match is None or slots is not None:
-            raise InputError(f"{where}: {option!r} is not slots=N, the number of ranks on a host")
+            raise InputError("launch.malformed-slots", where=where, value=option)
         slots = match["slots"]
     if not target or target.startswith("-") or slots == "0":
-        raise InputError(f"{where}: {entry!r} is no host: a, user@a, a:4 or [2001:db8::1]:4")
+        raise InputError("launch.malformed-host", where=where, value=entry)
     return GivenHost(target, None if slots is None else int(slots))
 
 

@@ -30,8 +30,7 @@ def listen(address: str | None) -> tuple[str, socket.socket]:
         return name, socket.create_server((place[0], 0), family=family)
     except OSError as error:
         raise InputError(
-            f"cannot listen at {name} ({error.strerror or error}): --master-addr is to be an "
-            "address of the first host, at which the others reach it"
+            "launch.cannot-listen", address=name, reason=error.strerror or str(error)
         ) from None
 
 
@@ -46,8 +45,7 @@ def rendezvous(
         own = local_address(host)
     except OSError as error:
         raise InputError(
-            f"this host does not reach the first one at {endpoint} ({error.strerror or error}): "
-            "open the ports between the hosts, or give an address that leads there: --master-addr"
+            "launch.first-host-unreachable", address=endpoint, reason=error.strerror or str(error)
         ) from None
     store = TCPStore(
         host,

@@ -74,12 +74,11 @@ def launch_mpi(job: Job, options: MpiOptions) -> int:
             preexec_fn=lambda: signal_without_parent(signal.SIGUSR1),
         )
     except FileNotFoundError:
-        raise InputError(
-            f"there is no {command[0]}: install OpenMPI (openmpi-bin), load its module, or give "
-            "the path with --mpirun"
-        ) from None
+        raise InputError("launch.needs-mpirun", command=command[0]) from None
     except OSError as error:
-        raise InputError(f"{command[0]}: {error.strerror}") from None
+        raise InputError(
+            "launch.mpirun-failed", command=command[0], reason=error.strerror
+        ) from None
     with process, _passing_signals(process) as got:
         code = process.wait()
     has_stopped = code > 0 and is_stop(code if code < 128 else 128 - code)

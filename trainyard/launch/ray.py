@@ -22,9 +22,9 @@ from trainyard.installation import install_hint
 from trainyard.launch.exit_codes import (
     GRACE_S,
     MISTAKES,
+    ending_with,
     first_cause,
     is_stop,
-    killed,
     meaning_of,
 )
 from trainyard.launch.job import Job, passed_on
@@ -154,7 +154,8 @@ def _await_end(trainer: Any, board: Any, signals: list[int]) -> int:
     _, code = first_cause(codes) if codes else (0, 0)
     if failures and code not in MISTAKES:  # nodes that are left may have saved
         code = TrainyardError.exit_code if is_stop(code) else code
-        raise killed(f"no restart is left: {failures[0]}", code)
+        error = TrainyardError("launch.no-restart-left", reason=failures[0])
+        raise ending_with(code, error)
     return meaning_of(code)
 
 
@@ -168,7 +169,8 @@ def _fit(trainer: Any, failures: list[str]) -> None:
 def _code_after(number: int, codes: dict[int, int]) -> int:
     node, code = first_cause(codes) if codes else (0, Stopped.exit_code)
     if not is_stop(code):
-        raise killed(f"stopped, but not saved: see the output of node {node}", code)
+        reason = f"see the output of node {node}"
+        raise ending_with(code, TrainyardError("launch.not-saved", reason=reason))
     return stopped_by(number).exit_code if code else 0
 
 
@@ -187,7 +189,7 @@ def connected(options: RayOptions, *, has_output: bool = False) -> Iterator[None
     try:
         import ray
     except ImportError:
-        raise InputError(f"this needs Ray: {install_hint('ray')}") from None
+        raise InputError("launch.needs-ray", hint=install_hint("ray")) from None
 
     given = options.address or os.environ.get("RAY_ADDRESS")
     address = given or "auto"
@@ -204,7 +206,7 @@ def connected(options: RayOptions, *, has_output: bool = False) -> Iterator[None
         if ray.is_initialized():
             raise
         first_line = str(error).strip().partition("\n")[0]  # for instance of a version mismatch
-        raise InputError(f"Ray at {address}: {first_line}") from None
+        raise InputError("launch.ray-failed", address=address, reason=first_line) from None
     finally:
         ray.shutdown()
 
@@ -218,8 +220,7 @@ def _check_answer(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except OSError as error:
         raise InputError(
-            f"no Ray answers at {address} ({error.strerror or error}): give the address of its "
-            "head, with the port that `ray start --head` was given, 6379 if none"
+            "launch.ray-unreachable", address=address, reason=error.strerror or str(error)
         ) from None
 
 
@@ -266,8 +267,11 @@ def _bundle(options: RayOptions) -> dict[str, int]:
         there = Counter(_words(node) for node in nodes)
         listed = ", ".join(f"{count} x ({words})" for words, count in there.items())
         raise InputError(
-            f"{options.nodes} x ({_words(bundle)}) are asked for, and Ray has nodes with {listed}: "
-            f"{options.nodes - len(fit)} missing"
+            "launch.too-few-ray-nodes",
+            num_nodes=options.nodes,
+            wanted=_words(bundle),
+            found=listed,
+            num_missing=options.nodes - len(fit),
         )
     return bundle
 

@@ -53,7 +53,6 @@ def next_event(events: "queue.SimpleQueue[T]", limit_s: float = math.inf) -> T:
                 raise
 
 
-def stopped_by(number: int) -> Stopped:
-    """The error that ends a launcher whose ranks have saved after a signal."""
-    name = signal.Signals(number)
-    return STOPS[name](f"stopped by {name.name}")
+def stopped_by(number: int) -> type[Stopped]:
+    """The end of a launcher whose ranks have saved after a signal."""
+    return STOPS[signal.Signals(number)]

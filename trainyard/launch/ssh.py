@@ -307,7 +307,7 @@ def sync(hosts: Sequence[GivenHost], login: Login) -> None:
             f"host {host.name}: {why}" for host, why in zip(hosts, copied, strict=True) if why
         ]
     if problems:
-        raise InputError("\n  ".join(problems))
+        raise InputError("launch.sync-failed", reason="\n  ".join(problems))
 
 
 def _copy(host: GivenHost, login: Login) -> str | None:
@@ -325,7 +325,7 @@ def _copy(host: GivenHost, login: Login) -> str | None:
             stdin=subprocess.DEVNULL,
         )
     except OSError as error:
-        raise InputError(f"--sync needs rsync here: {error.strerror}") from None
+        raise InputError("launch.needs-rsync", reason=error.strerror) from None
     first_line = done.stderr.strip().partition("\n")[0]
     question = ": is it installed there?" if done.returncode in _NO_RSYNC else ""
     return f"rsync failed ({first_line}){question}" if done.returncode else None

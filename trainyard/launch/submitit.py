@@ -44,7 +44,7 @@ class Training:
         if code in _REQUEUED or (code in _STOPPED and _is_preempted()):
             _requeue()
         if code not in (0, Stopped.exit_code):
-            raise TrainyardError(f"the rank has ended with exit code {code}: its output says why")
+            raise TrainyardError("launch.rank-failed", exit_code=code)
         return code
 
     def checkpoint(self) -> Any:
@@ -94,7 +94,7 @@ def submit(
             jobs = [executor.submit(Training(one.command)) for one in _jobs(job, runs, seeds)]
     except submitit.core.utils.FailedJobError as error:
         said = str(error).strip().splitlines()[-1]
-        raise TrainyardError(f"sbatch refused the job: {said}") from None
+        raise TrainyardError("launch.job-refused", reason=said) from None
     return str(jobs[0].job_id).partition("_")[0]
 
 
@@ -120,5 +120,5 @@ def _submitit() -> Any:
     try:
         import submitit
     except ImportError:
-        raise InputError(f"--submitit needs submitit: {install_hint('submitit')}") from None
+        raise InputError("launch.needs-submitit", hint=install_hint("submitit")) from None
     return submitit

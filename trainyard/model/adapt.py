@@ -44,10 +44,7 @@ def adapt_weights(
     _fit_classifier(weights, own, classifier, log, there=source.classes, here=classes)
     expected = own if any(key in weights for key in classifier) else rest
     if misfits := _misfits(expected, weights):
-        raise CheckpointError(
-            f"{source.about}: does not fit the model; {misfits}; wrong model.name ({name}) or "
-            "data.channels?"
-        )
+        raise CheckpointError("weights.do-not-fit", source=source.about, reason=misfits, name=name)
     loaded = {k: w for k, w in weights.items() if k in own and w.shape == own[k].shape}
     model.load_state_dict(loaded, strict=False)
     return [f"began with {len(loaded)} of {len(own)} tensors from {source.about}", *log]

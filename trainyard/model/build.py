@@ -100,7 +100,7 @@ def _create_with_first_accepted(
         except Exception as error:
             refused = _unknown_option(error)
             if refused not in more:
-                raise RecipeError(_explain(error, refused, config)) from error
+                raise _not_built(error, refused, config) from error
     raise AssertionError("the last set has no further options")
 
 
@@ -124,27 +124,37 @@ def _check_images(
             except Exception:
                 scores = model(torch.zeros(shape))
     except Exception as error:
-        other = "other model.options" if config.options else "another model"
-        channels, size = of_image[0], size_text(as_size(*of_image[1:]))
-        of_channels = "" if channels == 3 else f" and {channels} channels, as in data.channels"
-        raise RecipeError(
-            f"model.name: {config.name} does not accept images of {size} pixels{of_channels} "
-            f"({_first_line(error)}): "
-            f"choose {other}, or other data.image_size, data.eval_size, schedule.image_size"
-        ) from error
+        raise _not_accepted(error, config, of_image) from error
     finally:
         model.train(was_training)
     found = getattr(scores, "shape", None)
     if is_own(config.name) and found != (1, num_classes):
         given = type(scores).__name__ if found is None else f"scores of shape {list(found)}"
         raise RecipeError(
-            f"model.name: {config.name} gives {given} for one image: return one score per class, "
-            f"[1, {num_classes}]"
+            "function.wrong-scores", name=config.name, found=given, num_classes=num_classes
         )
     if found != (1, num_classes):
-        raise RecipeError(
-            f"model.options: {config.name} does not give one score per class with these options"
+        raise RecipeError("model.wrong-scores", name=config.name)
+
+
+def _not_accepted(
+    error: Exception, config: ModelConfig, of_image: tuple[int, int, int]
+) -> RecipeError:
+    name, reason = config.name, _first_line(error)
+    hint = "other model.options" if config.options else "another model"
+    channels, size = of_image[0], size_text(as_size(*of_image[1:]))
+    if channels == 3:
+        return RecipeError(
+            "model.size-not-accepted", name=name, size=size, reason=reason, hint=hint
         )
+    return RecipeError(
+        "model.channels-not-accepted",
+        name=name,
+        size=size,
+        channels=channels,
+        reason=reason,
+        hint=hint,
+    )
 
 
 def _check_patches(model: nn.Module, config: ModelConfig, size: ImageSize) -> None:
@@ -161,10 +171,12 @@ def _check_patches(model: nn.Module, config: ModelConfig, size: ImageSize) -> No
         below, left = side // patch * patch, side % patch
         if left:
             raise RecipeError(
-                f"model.name: {config.name} cuts images into patches of {patch} pixels and would "
-                f"leave out the last {left} of {side} pixels: choose "
-                f"{f'{below} or ' if below else ''}{below + patch} for data.image_size, "
-                "data.eval_size, schedule.image_size"
+                "model.patches-leave-pixels",
+                name=config.name,
+                patch=patch,
+                left=left,
+                side=side,
+                sizes=f"{below} or {below + patch}" if below else f"{patch}",
             )
 
 
@@ -173,15 +185,13 @@ def _check_name(name: str) -> None:
 
     if not timm.is_model(name):
         hint = did_you_mean(name, timm.list_models()) or "; timm.list_models() has them all"
-        raise RecipeError(f"model.name: timm has no model {name!r}{hint}")
+        raise RecipeError("model.unknown-name", name=name, hint=hint)
 
 
 def _check_options(options: dict[str, bool | int | float | str]) -> None:
     for option in options:
         if option in _ELSEWHERE:
-            raise RecipeError(
-                f"model.options: {option} does not belong there: {_ELSEWHERE[option]}"
-            )
+            raise RecipeError("model.option-elsewhere", name=option, hint=_ELSEWHERE[option])
 
 
 def _unknown_option(error: Exception) -> str | None:
@@ -190,16 +200,17 @@ def _unknown_option(error: Exception) -> str | None:
     return match[1] if match and isinstance(error, TypeError) else None
 
 
-def _explain(error: Exception, refused: str | None, config: ModelConfig) -> str:
-    if refused == "drop_path_rate":
-        return f"model.name: {config.name} does not take model.drop_path"
-    keys = {"img_size": "data.image_size", "in_chans": "data.channels"}
+def _not_built(error: Exception, refused: str | None, config: ModelConfig) -> RecipeError:
+    name, options, reason = config.name, config.options, _first_line(error)
+    keys = {"drop_path_rate": "model.drop_path"}
+    keys |= {"img_size": "data.image_size", "in_chans": "data.channels"}
     if refused in keys:
-        return f"model.name: {config.name} does not take {keys[refused]}"
+        return RecipeError("model.key-not-taken", name=name, key=keys[refused])
     if refused is not None:
-        return f"model.options: {config.name} does not take {refused!r}"
-    options = f" with model.options = {config.options}" if config.options else ""
-    return f"model.name: {config.name} cannot be built{options}: {_first_line(error)}"
+        return RecipeError("model.unknown-option", name=name, argument=refused)
+    if not options:
+        return RecipeError("model.not-built", name=name, reason=reason)
+    return RecipeError("model.not-built-with-options", name=name, options=options, reason=reason)
 
 
 def _first_line(error: Exception) -> str:

@@ -42,10 +42,7 @@ def recompute_activations(model: nn.Module, name: str) -> None:
     try:
         model.set_grad_checkpointing(True)  # type: ignore[operator]
     except (AttributeError, AssertionError):
-        raise RecipeError(
-            f"model.grad_checkpointing = true: {name} does not support it; set a smaller "
-            "batch.micro"
-        ) from None
+        raise RecipeError("model.no-grad-checkpointing", name=name) from None
 
 
 def compile_in_place(model: nn.Module, mode: str, *, in_pieces: bool = True) -> None:

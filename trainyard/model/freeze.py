@@ -23,11 +23,13 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         if not matched:
             names = list(parameters)
             hint = near_pattern(pattern, names) or f"; the first is {names[0]!r}"
-            raise RecipeError(f"model.freeze: no parameter matches {pattern!r}{hint}")
+            raise RecipeError(
+                "recipe.pattern-unmatched", key="model.freeze", pattern=pattern, hint=hint
+            )
         for name in matched:
             parameters[name].requires_grad_(False)
     if patterns and not any(p.requires_grad for p in parameters.values()):
-        raise RecipeError("model.freeze: nothing is left to train: use fewer patterns")
+        raise RecipeError("model.all-frozen")
     for module in model.modules():
         if isinstance(module, _BatchNorm) and _is_frozen(module):
             module.train = MethodType(_stay, module)  # type: ignore[method-assign]

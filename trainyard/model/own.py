@@ -46,8 +46,11 @@ def called(name: str, arguments: dict[str, Any]) -> nn.Module:
         model = function(**arguments)
     if not isinstance(model, nn.Module):
         raise RecipeError(
-            f"{KEY} = {name!r} returns a value of type {type(model).__name__}: return a "
-            "torch.nn.Module"
+            "function.wrong-type",
+            key=KEY,
+            value=name,
+            type=type(model).__name__,
+            wanted="a torch.nn.Module",
         )
     return model
 

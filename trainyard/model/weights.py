@@ -58,9 +58,11 @@ def read_weights(path: Path, key: str | None = None) -> LoadedWeights:
         content = _read_torch(path)
     if key is not None:
         if not isinstance(content, Mapping) or key not in content:
-            raise CheckpointError(f"model.checkpoint_key: {path} has no {key!r}{_entries(content)}")
+            raise CheckpointError(
+                "weights.no-such-entry", path=path, entry=key, hint=_entries(content)
+            )
         if not _are_weights(content[key]):
-            raise CheckpointError(f"model.checkpoint_key: {key!r} of {path} holds no weights")
+            raise CheckpointError("weights.entry-without-weights", entry=key, path=path)
         return LoadedWeights(_tensors(content[key]), f"{path}, entry {key!r}")
     if _are_weights(content):
         header = _header(path) if path.suffix == ".safetensors" else {}
@@ -69,9 +71,7 @@ def read_weights(path: Path, key: str | None = None) -> LoadedWeights:
     for name in KEYS:
         if isinstance(content, Mapping) and _are_weights(content.get(name)):
             return LoadedWeights(_tensors(content[name]), f"{path}, entry {name!r}")
-    raise CheckpointError(
-        f"{path}: no weights found; name their entry with model.checkpoint_key{_entries(content)}"
-    )
+    raise CheckpointError("weights.none-in-file", path=path, hint=_entries(content))
 
 
 def pretrained_weights(
@@ -84,16 +84,17 @@ def pretrained_weights(
     import timm
 
     if is_own(name):
-        raise CheckpointError(
-            f"{key} = {asked!r}: timm has no weights of {name}: name a file of weights"
-        )
+        raise CheckpointError("weights.not-in-timm", key=key, value=asked, name=name)
     try:
         with torch.random.fork_rng(devices=[]), _offline_without_names():
             model: Any = timm.create_model(name, pretrained=True)
     except Exception as error:  # from any library between here and the hub
         raise CheckpointError(
-            f"{key} = {asked!r}: cannot get the weights of {name}: {why_unreadable(error)}; "
-            f"without a network, name a file of weights: {key} = 'FILE.safetensors'"
+            "weights.not-downloaded",
+            key=key,
+            value=asked,
+            name=name,
+            reason=why_unreadable(error),
         ) from error
     tag = model.pretrained_cfg.get("tag", "")
     full = name if not tag or name.endswith(f".{tag}") else f"{name}.{tag}"
@@ -134,8 +135,10 @@ def without_prefix(
         weights = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
         if not weights:
             raise CheckpointError(
-                f"model.checkpoint_prefix: no name in {source.about} begins with {prefix!r}; "
-                f"the first is {next(iter(source.weights))!r}"
+                "weights.no-such-prefix",
+                source=source.about,
+                prefix=prefix,
+                first=next(iter(source.weights)),
             )
         others = len(source.weights) - len(weights)
         done.append(f"took {prefix!r} off {len(weights)} names, left {others} others out")
@@ -164,7 +167,7 @@ def _read_safetensors(path: Path) -> Weights:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+        raise CheckpointError("file.unreadable", path=path, reason=str(error)) from None
 
 
 def _header(path: Path) -> dict[str, Any]:
@@ -195,12 +198,8 @@ def _read_torch(path: Path) -> Any:
     except Exception as error:  # a damaged file raises many kinds of errors
         unsafe = re.findall(r"GLOBAL (\S+)", str(error))
         if unsafe:
-            raise CheckpointError(
-                f"{path}: holds more than weights ({unsafe[0]}), and Trainyard never runs code "
-                "from a file: if you trust it, load it with torch.load(..., weights_only=False) "
-                "and save its weights as .safetensors"
-            ) from None
-        raise CheckpointError(f"{path}: cannot be read: {why_unreadable(error)}") from None
+            raise CheckpointError("weights.unsafe", path=path, name=unsafe[0]) from None
+        raise CheckpointError("file.unreadable", path=path, reason=why_unreadable(error)) from None
 
 
 def _are_weights(value: Any) -> bool:

@@ -35,20 +35,20 @@ def read_history(metrics: Path) -> History:
         with open(metrics, encoding="utf-8", errors="replace") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.endswith("\n"):
-                    _add(history, _parsed(line, f"{metrics}, line {number}"))
+                    _add(history, _parsed(line, metrics, number))
     except OSError as error:
-        raise InputError(f"{metrics}: cannot be read ({error.strerror})") from None
+        raise InputError("file.unreadable", path=metrics, reason=error.strerror) from None
     return history
 
 
-def _parsed(line: str, where: str) -> Report:
+def _parsed(line: str, metrics: Path, number: int) -> Report:
     try:
         report = json_object(line)
         if report["kind"] in ("train", "val", "event") and isinstance(report["step"], int):
             return report
     except (ValueError, KeyError):
         pass
-    raise InputError(f"{where}: is not a report of a run")
+    raise InputError("run.not-a-report", path=metrics, line=number)
 
 
 def _add(history: History, report: Report) -> None:

@@ -37,10 +37,7 @@ class Quarantine:
                 known = json_object(line)
                 self._seen[known["split"]].add(known["id"])
             except (ValueError, KeyError, TypeError):
-                raise InputError(
-                    f"{path}, line {number}: does not name a bad sample of this run: remove the "
-                    "line"
-                ) from None
+                raise InputError("run.malformed-quarantine-line", path=path, line=number) from None
 
     def note(self, split: str, bad: Iterable[tuple[int, str, int, str]]) -> None:
         """Record this rank's bad samples (id, file, offset, reason) until `exchange`."""
@@ -58,8 +55,12 @@ class Quarantine:
         for split, size in self._num_samples.items():
             if self.count(split) > math.ceil(round(self._max_bad * size, 6)):
                 error = DataError(
-                    f"{self.count(split)} of {size:,} {split} samples cannot be read, more than "
-                    f"data.max_bad = {self._max_bad} allows; {self._path} names them"
+                    "data.too-many-bad-samples",
+                    num_bad=self.count(split),
+                    num_samples=size,
+                    split=split,
+                    max_bad=self._max_bad,
+                    path=self._path,
                 )
                 error.is_shared = True
                 raise error

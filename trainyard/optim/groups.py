@@ -37,7 +37,7 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
         if parameter.requires_grad:
             members.setdefault(shares[name], []).append(parameter)
     if not members:
-        raise RecipeError("model.freeze leaves no parameter to train")
+        raise RecipeError("model.all-frozen")
     return [_group(share, parameters, config) for share, parameters in members.items()]
 
 
@@ -118,7 +118,7 @@ def _layer_factors(model: nn.Module, decay: float | None) -> dict[str, float]:
 
     matcher: Any = getattr(model, "group_matcher", None)
     if matcher is None:
-        raise RecipeError("optim.layer_decay: timm does not define layers for this model")
+        raise RecipeError("model.no-layer-decay")
     layers: dict[str, int] = group_parameters(model, matcher(coarse=False), reverse=True)
     last = max(layers.values())
     return {name: decay ** (last - layer) for name, layer in layers.items()}
@@ -132,7 +132,10 @@ def _overrides(key: str, texts: tuple[str, ...], names: list[str]) -> dict[str, 
         fitting = [name for name in names if fnmatchcase(name, pattern.strip())]
         if not fitting:
             raise RecipeError(
-                f"{key}: no parameter fits {pattern.strip()!r}{near_pattern(pattern, names)}"
+                "recipe.pattern-unmatched",
+                key=key,
+                pattern=pattern.strip(),
+                hint=near_pattern(pattern, names),
             )
         factors |= dict.fromkeys(fitting, float(factor))
     return factors

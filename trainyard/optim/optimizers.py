@@ -101,7 +101,9 @@ def _schedule_free(groups: Groups, config: OptimConfig) -> optim.Optimizer:
         import schedulefree
     except ImportError:
         raise RecipeError(
-            f"optim.name = {config.name!r} needs a package: {install_hint('schedulefree')}"
+            "recipe.needs-package",
+            value=config.name,
+            hint=install_hint("schedulefree"),
         ) from None
     optimizer: Any
     options = _set(r=config.schedule_free_r)

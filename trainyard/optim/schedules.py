@@ -103,25 +103,20 @@ def _drop_path(
     if first is None:
         return lambda epoch: None
     if not last:
-        raise RecipeError(
-            "schedule.drop_path_start needs the rate that it leads to: set model.drop_path, above 0"
-        )
+        raise RecipeError("recipe.drop-path-unset")
     last_epoch = math.ceil(course.epochs(course.length)) - 1
     return lambda epoch: linear(first, last, epoch / max(last_epoch, 1))
 
 
 def _check(config: ScheduleConfig, lr: float, milestones: list[Fraction]) -> None:
     if config.name in ("cosine", "linear", "sqrt") and config.min_lr > lr:
-        raise RecipeError(
-            f"schedule.min_lr = {config.min_lr:g} is above optim.lr = {lr:g}, the start of the "
-            "decay: lower min_lr or raise lr"
-        )
+        raise RecipeError("recipe.min-lr-above-lr", min_lr=config.min_lr, lr=lr)
     for (one, other), (begin, end) in zip(
         pairwise(config.milestones), pairwise(milestones), strict=True
     ):
         if begin >= end:
             raise RecipeError(
-                f"schedule.milestones: {other!r} comes no later than {one!r}: write them in order"
+                "recipe.not-in-order", key="schedule.milestones", value=other, previous=one
             )
 
 

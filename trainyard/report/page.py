@@ -39,7 +39,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     try:
         write_text(path, text)
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+        raise InputError("file.unwritable", path=path, reason=error.strerror) from None
     return path
 
 

@@ -90,7 +90,7 @@ def read_runs(folders: list[Path]) -> list[Run]:
     names = _names([folder.resolve() for folder in folders])
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"{twice}: given twice; name each run once")
+        raise InputError("report.run-given-twice", name=twice)
     return [_read(folder, name) for folder, name in zip(folders, names, strict=True)]
 
 
@@ -135,7 +135,7 @@ def _flat(path: Path, text: str) -> dict[str, Any]:
     try:
         tree = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{path}: is no TOML ({error})") from None
+        raise InputError("recipe.not-toml", path=path, reason=str(error)) from None
     return {
         f"{section}.{key}": value
         for section, values in tree.items()

@@ -116,27 +116,31 @@ def check_batches(config: RunConfig, course: Course, world: World) -> None:
     in_step, virtual = waits_in_forward(config, world), config.batch.virtual_ranks
     if virtual and virtual % world.size:
         raise RecipeError(
-            f"batch.virtual_ranks = {virtual} cannot be shared by {world.size} ranks: start "
-            f"{' or '.join(f'{virtual >> n}' for n in range(virtual.bit_length()))}"
+            "recipe.virtual-ranks-not-shared",
+            value=virtual,
+            num_ranks=world.size,
+            allowed=" or ".join(f"{virtual >> n}" for n in range(virtual.bit_length())),
         )
     for phase in course.phases:
         key = "schedule.batch_size" if phase.start else "batch.size"
         if virtual and phase.batch % virtual:
             raise RecipeError(
-                f"{key} = {phase.batch} is not a multiple of batch.virtual_ranks = {virtual}"
+                "recipe.batch-not-multiple", key=key, value=phase.batch, num_virtual_ranks=virtual
             )
         if phase.batch < world.size:
             raise RecipeError(
-                f"{key} = {phase.batch} is smaller than the number of replicas ({world.size}): "
-                "each needs at least one sample of every global batch"
+                "recipe.batch-below-replicas", key=key, value=phase.batch, num_replicas=world.size
             )
         least, most = phase.batch // world.size, -(-phase.batch // world.size)
         micro = most if config.batch.micro == "auto" else config.batch.micro
         if in_step is not None and -(-least // micro) != -(-most // micro):
             raise RecipeError(
-                f"batch.micro = {micro}: of {key} = {phase.batch} some of {world.size} ranks would "
-                f"take more micro-batches than others, which {in_step} cannot do: make {key} a "
-                "multiple of the number of ranks"
+                "recipe.micro-batches-uneven",
+                micro=micro,
+                key=key,
+                value=phase.batch,
+                num_ranks=world.size,
+                setting=in_step,
             )
 
 
@@ -151,12 +155,15 @@ def check_batch_norm(config: RunConfig, model: nn.Module, course: Course, world:
         if all(share // num_parts(share, asked) > 1 for share in shares):
             continue
         key = "schedule.batch_size" if phase.start else "batch.size"
-        of_ranks = f" on {world.size} ranks" if world.size > 1 else ""
-        parts = f" in parts of batch.micro = {asked}" if asked else ""
+        parts = f" on {world.size} ranks" if world.size > 1 else ""
+        parts += f" in parts of batch.micro = {asked}" if asked else ""
+        hint = ("batch.micro" if asked else key) + ", or fewer ranks" * (world.size > 1)
         raise RecipeError(
-            f"{key} = {phase.batch}{of_ranks}{parts} leaves a single image in a forward pass, and "
-            f"batch norm needs two: use a larger {'batch.micro' if asked else key}"
-            f"{', or fewer ranks' if of_ranks else ''}"
+            "recipe.single-image-in-forward",
+            key=key,
+            value=phase.batch,
+            parts=parts,
+            hint=hint,
         )
 
 
@@ -279,10 +286,7 @@ def adapt_to_images(
     if adapt_to is None:
         return
     if isinstance(data, Stream):
-        raise RecipeError(
-            f"model.name = {config.model.name!r} starts from training images, which "
-            "data.order = 'join' cannot show twice: use another order"
-        )
+        raise RecipeError("model.starts-from-images", name=config.model.name)
     feeds = build_feeds(config, World(), device)
     with feeds.statistics(data, _FIRST_IMAGES, course.phases[0].image_size) as feed:
         adapt_to(torch.cat([batch.images_BCHW[batch.weights > 0].float() for batch in feed]))
@@ -313,16 +317,10 @@ def build_loss_scale(config: RunConfig, device: torch.device) -> LossScale:
 def build_run_schedule(config: RunConfig, course: Course) -> Schedule:
     """The schedule of a run. RecipeError if it cannot be compiled with the rest."""
     if config.schedule.weight_decay_end is not None and config.optim.compile:
-        raise RecipeError(
-            "schedule.weight_decay_end changes the update in every step, which would recompile it "
-            "every time: set optim.compile = false"
-        )
+        raise RecipeError("recipe.weight-decay-end-compiled")
     compile = config.model.compile
     if config.schedule.drop_path_start is not None and compile not in ("off", "auto"):
-        raise RecipeError(
-            "schedule.drop_path_start changes the model in every epoch, which would recompile it "
-            "every time: set model.compile = 'off'"
-        )
+        raise RecipeError("recipe.drop-path-start-compiled")
     return build_schedule(
         config.schedule,
         course,

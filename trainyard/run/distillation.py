@@ -67,8 +67,9 @@ def class_weights(config: LossConfig, data: Index | Stream) -> list[float] | Non
     weights = _read_numbers(asked) if isinstance(asked, str) else list(asked)
     if len(weights) != len(data.classes):
         raise RecipeError(
-            f"loss.class_weights has {len(weights)} numbers, but the data {len(data.classes)} "
-            "classes: write one number for each, in the order of their names"
+            "recipe.class-weights-wrong-count",
+            num_weights=len(weights),
+            num_classes=len(data.classes),
         )
     return weights
 
@@ -78,16 +79,10 @@ def _read_numbers(path: str) -> list[float]:
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise RecipeError(
-            f"loss.class_weights = {path!r}: cannot be read ({reason}): write 'balanced', a list, "
-            "or a text file with a number in each line"
-        ) from None
+        raise RecipeError("recipe.class-weights-unreadable", path=path, reason=reason) from None
     for number, line in enumerate(lines, start=1):
         if not re.fullmatch(r"\s*\d+\.?\d*([eE][-+]?\d+)?\s*", line):
-            raise RecipeError(
-                f"{path}, line {number}: {line!r} is no weight: write a number of at least 0 in "
-                "each line"
-            )
+            raise RecipeError("recipe.malformed-class-weight", path=path, line=number, value=line)
     return [float(line) for line in lines]
 
 
@@ -108,15 +103,20 @@ def build_teacher(
         else:
             model, about = _of_timm(config, asked, classes, sizes)
     except InputError as error:
-        raise RecipeError(f"loss.teacher: {error}") from None
+        if error.code.startswith("teacher."):
+            raise
+        raise RecipeError("teacher.unusable", error=error) from None
     teacher = as_teacher(model.to(device), AUTOCASTS[config.batch.precision])
     for height, width in sorted(map(height_width, sizes)):
         try:
             teacher(torch.zeros(1, config.data.channels, height, width, device=device))
         except (AssertionError, RuntimeError) as error:
             raise RecipeError(
-                f"loss.teacher: {about} does not accept the student's images of {height} x {width} "
-                f"pixels ({error})"
+                "teacher.size-not-accepted",
+                source=about,
+                height=height,
+                width=width,
+                reason=str(error),
             ) from None
     return teacher
 
@@ -131,8 +131,7 @@ def _of_run(config: RunConfig, asked: str, classes: Sequence[str]) -> tuple[nn.M
     for number, (theirs, ours) in enumerate(zip_longest(known, classes)):
         if theirs != ours:
             raise RecipeError(
-                f"{asked}: its class {number} is {theirs!r}, the data's is {ours!r}; names and "
-                "order must be the same"
+                "teacher.class-differs", path=asked, number=number, found=theirs, wanted=ours
             )
     data = recipe.data
     _check_pixels(config, asked, channels=data.channels, mean=data.mean, std=data.std)
@@ -152,11 +151,9 @@ def _of_timm(
 
     is_file, name = Path(asked).is_file(), config.loss.teacher_model or asked
     if is_file and config.loss.teacher_model is None:
-        raise RecipeError(f"{asked} is a file of weights: name its model with loss.teacher_model")
+        raise RecipeError("teacher.without-model", path=asked)
     if not is_file and not timm.is_model(asked):
-        raise RecipeError(
-            f"{asked}: neither a run directory nor a checkpoint, nor a file, nor a model of timm"
-        )
+        raise RecipeError("teacher.not-found", value=asked)
     largest = max(sizes, key=num_pixels)
     model = build_model(
         ModelConfig(name=name, channels_last=config.model.channels_last),
@@ -175,7 +172,7 @@ def _of_timm(
     for said in adapt_weights(model, source, classes=classes, name=name):
         if said.startswith(WITHOUT_CLASSIFIER):
             reason = said.removeprefix(WITHOUT_CLASSIFIER)
-            raise RecipeError(f"{asked}: its classifier cannot teach: {reason}")
+            raise RecipeError("teacher.classifier-unusable", value=asked, reason=reason)
     return model, source.about
 
 
@@ -185,6 +182,9 @@ def _check_pixels(config: RunConfig, asked: str, **theirs: object) -> None:
         ours = getattr(config.data, key)
         if value != ours:
             raise RecipeError(
-                f"{asked}: was trained with data.{key} = {json.dumps(value)}: set the same here "
-                f"instead of {json.dumps(ours)}"
+                "teacher.pixels-differ",
+                value=asked,
+                key=f"data.{key}",
+                found=json.dumps(value),
+                wanted=json.dumps(ours),
             )

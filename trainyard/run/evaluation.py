@@ -247,7 +247,7 @@ def _open(
         if question.labels is None:
             return data
         if index.lists is not None:
-            raise DataError(f"--labels: {data.where} has lists of labels itself")
+            raise DataError("option.labels-beside-lists", location=data.where)
         return replace(data, labels=read_labels(question.labels, index))
 
 
@@ -292,7 +292,7 @@ def _result(
     best: str,
 ) -> DataSetResult:
     if not next(iter(predictions.values())).is_read().any():
-        raise DataError(f"{data.where}: none of its {len(data.index):,} images can be read")
+        raise DataError("data.none-readable", location=data.where, num_images=len(data.index))
     numbers = range(len(classes)) if data.numbers is None else data.numbers
     return DataSetResult(
         data=data,

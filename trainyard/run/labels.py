@@ -33,7 +33,7 @@ def check_kind(index: Index, has_lists: bool, where: str) -> None:
         found, wanted = "lists of labels", "one label for each image"
         if has_lists:
             found, wanted = wanted, found
-        raise DataError(f"{where}: has {found}, but the training data {wanted}")
+        raise DataError("data.kind-of-labels-differs", location=where, found=found, wanted=wanted)
 
 
 def check_labels(config: RunConfig, data: Datasets) -> None:
@@ -43,8 +43,7 @@ def check_labels(config: RunConfig, data: Datasets) -> None:
     if not several:
         if by not in _OF_SINGLE:
             raise RecipeError(
-                f"run.best_by = {by!r} is for data with lists of labels: use "
-                f"{' or '.join(_OF_SINGLE)}"
+                "recipe.best-by-needs-lists", value=by, allowed=" or ".join(_OF_SINGLE)
             )
         return
     loss = config.loss
@@ -56,4 +55,4 @@ def check_labels(config: RunConfig, data: Datasets) -> None:
     }
     wrong = [text for text, is_so in needed.items() if is_so]
     if wrong:
-        raise RecipeError(f"images with lists of labels need {', and '.join(wrong)}")
+        raise RecipeError("recipe.unfit-for-lists", hint=", and ".join(wrong))

@@ -9,14 +9,16 @@ from rich.console import Console
 
 from trainyard.config import RunConfig
 from trainyard.course import Course
+from trainyard.errors import RecipeError
 from trainyard.files import RunDirectory
+from trainyard.installation import install_hint
 from trainyard.monitor.config import WatchConfig
 from trainyard.monitor.console import ConsoleSink
 from trainyard.monitor.outcome import Outcome
 from trainyard.monitor.reports import JsonLinesSink, Report, Sink, Sinks
 from trainyard.monitor.trackers.mlflow import MlflowTracker
 from trainyard.monitor.trackers.tensorboard import TensorboardTracker
-from trainyard.monitor.trackers.tracker import Guarded, Tracker, missing
+from trainyard.monitor.trackers.tracker import Guarded, Tracker
 from trainyard.monitor.trackers.wandb import WandbTracker
 from trainyard.world import World, together
 
@@ -58,7 +60,7 @@ def check_trackers(watch: WatchConfig, world: World) -> None:
     """RecipeError if a requested tracker is not installed on the first rank."""
     for name in _asked(watch) if world.is_first else ():
         if find_spec(name) is None:
-            raise missing(name)
+            raise RecipeError("tracker.not-installed", name=name, hint=install_hint(name))
 
 
 @contextmanager

@@ -69,9 +69,7 @@ def with_pixels(config: RunConfig, begun: Beginning) -> RunConfig:
     try:
         return override(config, brought)
     except RecipeError as error:
-        raise CheckpointError(
-            f"{begun.about} was trained with {error}: set the key in the recipe"
-        ) from None
+        raise CheckpointError("weights.invalid-pixels", source=begun.about, error=error) from None
 
 
 def _source(asked: str, config: ModelConfig) -> LoadedWeights:
@@ -82,9 +80,9 @@ def _source(asked: str, config: ModelConfig) -> LoadedWeights:
         source = read_weights(path, config.checkpoint_key)
         return replace(source, pixels=source.pixels or _pixels_beside(path, config.name))
     if not path.is_dir():
-        raise CheckpointError(f"model.checkpoint = {asked!r}: no such run, checkpoint or file")
+        raise CheckpointError("weights.not-found", value=asked)
     if config.checkpoint_key is not None:
-        raise CheckpointError(f"model.checkpoint_key: {asked} is a folder, which has no entries")
+        raise CheckpointError("weights.entry-of-folder", path=asked)
     return _source_in(path)
 
 
@@ -131,7 +129,7 @@ def choose_weights(path: Path, progress: dict[str, Any], ema: bool | float | Non
     if ema is False or (ema is None and not averages):
         return ""
     if not averages:
-        raise CheckpointError(f"{path}: has no moving average of the weights: leave --ema out")
+        raise CheckpointError("checkpoint.no-average", path=path)
     if ema is not None and ema is not True:
         return _of_decay(path, averages, ema)
     best = max(averages, key=lambda name: float(last.get(f"{prefix_of(name)}{by}", -1.0)))
@@ -145,4 +143,4 @@ def _of_decay(path: Path, averages: Sequence[str], decay: float) -> str:
         return f"ema-{decay}"
     decays = ", ".join(name.removeprefix("ema-") for name in averages)
     has = "a single average: write --ema" if averages == ["ema"] else f"averages of {decays}"
-    raise CheckpointError(f"{path}: has no average of decay {decay}, but {has}")
+    raise CheckpointError("checkpoint.no-such-average", path=path, decay=decay, hint=has)

@@ -40,7 +40,6 @@ from trainyard.training.checkpoint import TrainState
 from trainyard.world import World, gather, together
 
 _NOT_FINITE = "the gradient was not finite for many updates running"
-_ADVICE = "take a lower optim.lr, a longer schedule.warmup, optim.clip_norm = 1.0, or bf16 for fp16"
 _PATIENCE_S = 300  # for ranks of a lost launcher to end before new ones start
 _AGAIN_S = 1.0
 _ROOM = 200  # bytes for the paths in a run directory: the first save would be too late to find out
@@ -109,10 +108,7 @@ def claim_directory(
 
     def check() -> None:
         if lock is not None and not is_at(folder.lock, lock):
-            raise CheckpointError(
-                f"{folder.path} was removed, renamed or replaced while the run trained in it: "
-                "nothing more is written; to go on from a renamed one, give its name with --run"
-            )
+            raise CheckpointError("run.directory-replaced", path=folder.path)
 
     try:
         with together(world):
@@ -152,9 +148,7 @@ def _check_writable(folder: RunDirectory) -> None:
         full = disk_error(error, folder.path)
         if full is not None and full.errno != errno.EROFS:
             raise full from error
-    raise CheckpointError(
-        f"{folder.path} cannot be a run directory ({reason}): choose another with --run"
-    )
+    raise CheckpointError("run.directory-unusable", path=folder.path, reason=reason)
 
 
 def _lock(folder: RunDirectory) -> int:
@@ -165,13 +159,11 @@ def _lock(folder: RunDirectory) -> int:
     deadline, is_first = time.monotonic() + patience_s, True
     while not _has_locked(lock):
         holder = os.pread(lock, 100, 0).decode(errors="replace").strip()
-        in_use = f"{folder.path}: another process trains in it ({holder})"
         if time.monotonic() >= deadline:
             os.close(lock)
-            raise CheckpointError(
-                f"{in_use}: wait for it, stop it, or choose another directory with --run"
-            )
+            raise CheckpointError("run.in-use", path=folder.path, holder=holder)
         if is_first:
+            in_use = f"{folder.path}: another process trains in it ({holder})"
             sys.stderr.write(f"trainyard: {in_use}: waiting for it to end ({patience_s} s)\n")
         is_first = False
         time.sleep(_AGAIN_S)
@@ -204,17 +196,16 @@ def _has_begun(folder: RunDirectory) -> bool:
 def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
     option = f"--run.resume {shlex.quote(str(folder.path))}"
     if not folder.recipe.exists():
-        raise CheckpointError(
-            f"{folder.recipe} is missing, which records the recipe of the run: restore it, or "
-            f"start another run from the checkpoint: --run NEW {option}"
-        )
+        raise CheckpointError("run.recipe-missing", path=folder.recipe, option=option)
     changed = differences(load_recipe(str(folder.recipe)), config)
     if changed:
         is_longer = any(change.startswith("run.length: ") for change in changed)
         hint = f"; to train on from its end, add {option}" if is_longer else ""
         raise CheckpointError(
-            f"{folder.path} holds a run of another recipe ({'; '.join(changed)}): use the same "
-            f"recipe to resume it, or choose another directory with --run{hint}"
+            "run.recipe-differs",
+            path=folder.path,
+            changes="; ".join(changed),
+            hint=hint,
         )
 
 
@@ -223,16 +214,11 @@ def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None
         before = dict(read_json(folder.environment)["fingerprints"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{folder.environment} cannot be read ({error!r}), which records the data of the run: "
-            "restore it, or start another run with --run"
+            "run.environment-unreadable", path=folder.environment, reason=repr(error)
         ) from None
     for split, fingerprint in fingerprints.items():
         if before.get(split) != fingerprint:
-            raise DataError(
-                f"the {split} data differs from the data that the run in {folder.path} started "
-                "with (files, sizes, classes, or how data.val_share divides them): restore it, or "
-                "start another run with --run"
-            )
+            raise DataError("run.data-differs", split=split, path=folder.path)
 
 
 def is_new_run(asked: str, folder: RunDirectory, world: World) -> bool:
@@ -303,7 +289,7 @@ def roll_back(
     position = course.samples(step) + state.skipped
     with together(world):
         if roll_backs > most:
-            raise DivergedError(f"{_NOT_FINITE} again, after {most} rollbacks; {_ADVICE}")
+            raise DivergedError("run.diverged-again", num_rollbacks=most)
         found = _find_earlier(folder, state) if world.is_first else None
     path = gather(world, found)[0]
     assert path is not None
@@ -325,7 +311,7 @@ def _find_earlier(folder: RunDirectory, state: TrainState) -> Path:
     paths = saver.finite(folder.checkpoints)
     newest = next(paths, None)
     if newest is None:
-        raise DivergedError(f"{_NOT_FINITE}, and there is no earlier checkpoint; {_ADVICE}")
+        raise DivergedError("run.diverged-at-start")
     is_again = checkpoint.read_progress(newest)["roll_backs"] < state.roll_backs
     return next(paths, newest) if is_again else newest
 
@@ -335,21 +321,13 @@ def _find(asked: str, folder: RunDirectory) -> tuple[Path | None, list[str]]:
     passed_over: list[str] = []
     newest = saver.newest_good(folder.checkpoints, passed_over.append)
     if newest is None and passed_over:
-        raise CheckpointError(
-            f"no checkpoint of the run can be read: {'; '.join(passed_over)}. To start again, "
-            "choose another directory with --run"
-        )
+        raise CheckpointError("run.checkpoints-damaged", reason="; ".join(passed_over))
     if newest is not None and asked == "never":
-        raise CheckpointError(
-            f"{folder.path} already has checkpoints, and with run.resume = 'never' the run would "
-            "not resume from them: choose another directory with --run"
-        )
+        raise CheckpointError("run.already-begun", path=folder.path)
     if newest is not None or asked in ("auto", "never"):
         return newest, passed_over
     path = Path(asked)  # only to start from: later resumes use the run's own checkpoints
     if RunDirectory(path).checkpoints.is_dir():
         _, path = find_checkpoint(path, ("latest",))
-    problem = checkpoint.find_problem(path)
-    if problem is not None:
-        raise CheckpointError(f"run.resume = {asked!r}: {problem}")
+    checkpoint.check(path)
     return path, []

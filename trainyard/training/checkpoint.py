@@ -153,20 +153,15 @@ def load_checkpoint(state: TrainState, path: Path) -> str | None:
     """Load a verified checkpoint into `state`. Returns a note on what differs from the save."""
     progress = read_progress(path)
     if (path / "sharded").exists():
-        raise CheckpointError(
-            f"{path}: its state is in parts (sharded/), as an older Trainyard wrote it: go on with "
-            f"that one, or start another run from its weights, --model.checkpoint {path}"
-        )
+        raise CheckpointError("checkpoint.sharded", path=path)
     for name in map(_name_of, state.emas):
         if not (path / name).exists():
-            raise CheckpointError(
-                f"{path}: has no {name}, because its run had another model.ema_decay, or none"
-            )
+            raise CheckpointError("checkpoint.average-missing", path=path, name=name)
     try:
         note = _load_training(state, path)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{path}: {_TRAINING} is not as Trainyard writes it ({error!r})"
+            "checkpoint.malformed-state", path=path, name=_TRAINING, reason=repr(error)
         ) from None
     state.guard.load_state_dict(progress["guard"])
     state.clock.load_state_dict(progress["clock"])
@@ -213,7 +208,7 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> Non
         model.load_state_dict(parts)
     except RuntimeError as error:
         first = str(error).splitlines()[1].strip()[:200]  # the message may have a line per weight
-        raise CheckpointError(f"{path}: its weights do not fit the model: {first}") from None
+        raise CheckpointError("checkpoint.weights-do-not-fit", path=path, reason=first) from None
 
 
 def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
@@ -225,11 +220,16 @@ def put_optimizer(optimizer: Optimizer, saved: dict[str, Any], path: Path) -> No
     """Load moments and counts from the checkpoint at `path`; rates and such stay the recipe's."""
     kind = type(optimizer).__name__
     if saved["kind"] != kind:
-        raise CheckpointError(f"{path}: is of {saved['kind']}, the recipe says {kind}")
+        raise CheckpointError(
+            "checkpoint.other-optimizer", path=path, found=saved["kind"], wanted=kind
+        )
     groups, own_groups = saved["param_groups"], optimizer.param_groups
     if len(groups) != len(own_groups):
         raise CheckpointError(
-            f"{path}: has {len(groups)} groups of parameters, the recipe makes {len(own_groups)}"
+            "checkpoint.other-parameter-groups",
+            path=path,
+            num_found=len(groups),
+            num_wanted=len(own_groups),
         )
     merged = [
         group | {key: own[key] for key in own if key != "params" and key not in _COUNTS}
@@ -243,7 +243,9 @@ def put_optimizer(optimizer: Optimizer, saved: dict[str, Any], path: Path) -> No
     try:
         optimizer.load_state_dict({"state": state, "param_groups": merged})
     except ValueError as error:
-        raise CheckpointError(f"{path}: does not fit the model: {error}") from None
+        raise CheckpointError(
+            "checkpoint.optimizer-does-not-fit", path=path, reason=str(error)
+        ) from None
 
 
 def _moment(value: Any, parameter: nn.Parameter | None) -> Any:
@@ -256,10 +258,14 @@ def _moment(value: Any, parameter: nn.Parameter | None) -> Any:
 
 def load_weights(path: Path, weights: str = "") -> dict[str, Tensor]:
     """The weights of a checkpoint, or a moving average, by its name."""
+    name = _name_of(weights)
     try:
-        return load_file(path / _name_of(weights))
+        return load_file(path / name)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+        reason = str(error)
+        raise CheckpointError(
+            "checkpoint.file-unreadable", path=path, name=name, reason=reason
+        ) from None
 
 
 def _load(file: Path) -> dict[str, Any]:
@@ -267,7 +273,10 @@ def _load(file: Path) -> dict[str, Any]:
         loaded: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises many kinds of errors
         raise CheckpointError(
-            f"{file.parent}: {file.name} cannot be read: {why_unreadable(error)}"
+            "checkpoint.file-unreadable",
+            path=file.parent,
+            name=file.name,
+            reason=why_unreadable(error),
         ) from None
     return loaded
 
@@ -287,65 +296,74 @@ def _name_of(weights: str) -> str:
 
 
 def read_progress(path: Path) -> dict[str, Any]:
-    """The content of progress.json: step, best evaluation, class names and so on."""
-    try:
-        return _progress(path)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
+    """The content of progress.json: step, best evaluation, class names and so on.
 
-
-def _progress(path: Path) -> dict[str, Any]:
-    """Like `read_progress`; ValueError for a content that is not Trainyard's."""
+    CheckpointError for a content that is not Trainyard's.
+    """
     try:
         progress = read_json(path / _PROGRESS)
         if progress.get("version") == VERSION:
             _Progress.model_validate(progress, strict=True)
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
-        raise ValueError(f"{_PROGRESS} has no {key!r}, or not of its kind") from None
-    except ValueError as error:
-        raise ValueError(f"{_PROGRESS} cannot be read: {error}") from None
-    if progress.get("version") != VERSION:
-        raise ValueError(
-            f"has version {progress.get('version')}, this version of Trainyard reads {VERSION}; "
-            "use the Trainyard that wrote it"
-        )
+        raise CheckpointError(
+            "checkpoint.progress-incomplete", path=path, name=_PROGRESS, entry=key
+        ) from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, _PROGRESS, error) from None
+    if (version := progress.get("version")) != VERSION:
+        raise CheckpointError("checkpoint.other-version", path=path, version=version, known=VERSION)
     named = _STEP_OF.fullmatch(path.name)  # a copy set aside may have any other name
     if named and int(named[1]) != progress["step"]:
-        raise ValueError(f"is of step {progress['step']:,}: rename the folder back")
+        raise CheckpointError("checkpoint.renamed", path=path, step=progress["step"])
     return progress
 
 
-def find_problem(path: Path) -> str | None:
+def _unreadable(path: Path, name: str, error: Exception) -> CheckpointError:
+    if isinstance(error, FileNotFoundError):
+        return CheckpointError("checkpoint.file-missing", path=path, name=name)
+    reason = getattr(error, "strerror", None) or str(error)
+    return CheckpointError("checkpoint.file-unreadable", path=path, name=name, reason=reason)
+
+
+def find_problem(path: Path) -> CheckpointError | None:
     """A checkpoint's problem, or None if every file is there, unaltered."""
-    if not path.is_dir():
-        return "is not a folder" if os.path.lexists(path) else "no such checkpoint"
     try:
-        manifest = read_json(path / _MANIFEST)
-        there = {_MODEL, _TRAINING, _PROGRESS, *map(_name_of, averages(path))}
-        for name in sorted(there | manifest.keys()):
-            if sha256(path / name) != manifest[name]:
-                return f"{name} is truncated or altered (its SHA-256 differs from the manifest's)"
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
-    except KeyError as error:
-        return f"manifest.json lacks {error}"
-    except OSError as error:
-        return f"{Path(error.filename).name}: {error.strerror}"
-    except ValueError as error:
-        return f"manifest.json is unreadable ({error})"
-    try:
-        _progress(path)
-    except (OSError, ValueError) as error:
-        return str(error)
+        check(path)
+    except CheckpointError as error:
+        return error
     return None
 
 
 def check(path: Path) -> None:
     """CheckpointError unless every file of a checkpoint is there, unaltered."""
-    problem = find_problem(path)
-    if problem is not None:
-        raise CheckpointError(f"{path}: {problem}")
+    if not path.is_dir():
+        if os.path.lexists(path):
+            raise CheckpointError("checkpoint.not-a-folder", path=path)
+        raise CheckpointError("checkpoint.not-found", path=path)
+    manifest = _read_manifest(path)
+    there = {_MODEL, _TRAINING, _PROGRESS, *map(_name_of, averages(path))}
+    for name in sorted(there | manifest.keys()):
+        try:
+            found = sha256(path / name)
+        except (OSError, ValueError) as error:
+            raise _unreadable(path, name, error) from None
+        if name not in manifest:
+            raise CheckpointError("checkpoint.file-not-listed", path=path, name=name)
+        if found != manifest[name]:
+            raise CheckpointError("checkpoint.file-altered", path=path, name=name)
+    read_progress(path)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        return read_json(path / _MANIFEST)
+    except OSError as error:
+        raise _unreadable(path, _MANIFEST, error) from None
+    except ValueError as error:
+        raise CheckpointError(
+            "checkpoint.manifest-unreadable", path=path, reason=str(error)
+        ) from None
 
 
 # --- saving ---

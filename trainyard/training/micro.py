@@ -94,13 +94,10 @@ def _half(size: int | None, share: int, least: int, reason: str) -> int:
     """
     now = min(size or share, share)
     smaller = -(-now // 2)
-    if now <= 1 or share // num_parts(share, smaller) < least:
-        few = "a single sample does" if now <= 1 else f"{now} samples do"
-        why = "" if now <= 1 else ", and batch norm cannot normalise a single one"
-        raise RecipeError(
-            f"{few} not fit into the memory of the device{why}: use a smaller model or "
-            f"data.image_size, or set model.grad_checkpointing = true ({reason})"
-        )
+    if now <= 1:
+        raise RecipeError("memory.sample-too-large", reason=reason)
+    if share // num_parts(share, smaller) < least:
+        raise RecipeError("memory.samples-too-large", num_samples=now, reason=reason)
     return smaller
 
 

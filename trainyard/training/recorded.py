@@ -54,4 +54,4 @@ def load_recorded(path: Path) -> Recorded | None:
             step, weights = int(columns["step"]), str(columns["weights"])
             return Recorded(step, weights, columns["labels"], said)
     except Exception as error:  # a damaged file raises many kinds of errors
-        raise DataError(f"{path}: cannot be read ({error}): remove it") from None
+        raise DataError("run.predictions-unreadable", path=path, reason=str(error)) from None

@@ -322,7 +322,7 @@ def newest_good(folder: Path, report: Callable[[str], None]) -> Path | None:
         problem = find_problem(path)
         if problem is None:
             return path
-        report(f"{path}: {problem}")
+        report(str(problem))
     return None
 
 
@@ -344,15 +344,10 @@ def drop_after(folder: Path, path: Path) -> None:
 def check_folder(folder: Path) -> None:
     """CheckpointError if an obstacle prevents saving the checkpoints of a run there."""
     if os.path.lexists(folder) and not folder.is_dir():
-        raise CheckpointError(
-            f"{folder}: is not a folder: move it away, or choose another with --run"
-        )
+        raise CheckpointError("run.checkpoints-not-a-folder", path=folder)
     for link in (folder / "latest", folder / "best"):
         if link.is_dir() and not link.is_symlink():
-            raise CheckpointError(
-                f"{link}: is a folder and no link, as in a copy that has followed links: remove it "
-                "if its step-… lies beside it, or else rename it to that"
-            )
+            raise CheckpointError("run.link-is-a-folder", path=link)
 
 
 def has_any(folder: Path) -> bool:

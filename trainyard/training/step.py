@@ -180,8 +180,10 @@ def shortage_named(num_samples: int) -> Iterator[None]:
             raise
         reason = str(error).partition("\n")[0]
         raise RecipeError(
-            f"out of memory with {num_samples} samples at a time: set a smaller batch.micro, such "
-            f"as {max(num_samples // 2, 1)} ({reason})"
+            "memory.micro-batch-too-large",
+            num_samples=num_samples,
+            suggested=max(num_samples // 2, 1),
+            reason=reason,
         ) from None
 
 

@@ -75,8 +75,9 @@ class VirtualRanksStep(TrainStep):
             if _NOT_DETERMINISTIC not in str(error):
                 raise
             raise RecipeError(
-                f"batch.virtual_ranks = {self.averager.total}: this model needs an operation that "
-                f"gives other bits each time: {str(error).partition('.')[0]}"
+                "model.not-deterministic",
+                value=self.averager.total,
+                reason=str(error).partition(".")[0],
             ) from None
 
 

@@ -128,12 +128,9 @@ def _check_locations(options: argparse.Namespace) -> None:
     from trainyard.data.storage.source import is_remote
 
     if is_remote(options.destination):
-        raise InputError(f"{options.destination}: pack into a folder of this machine, then copy it")
+        raise InputError("pack.destination-on-server", location=options.destination)
     if is_on_hub(options.location) and not options.no_shuffle:
-        raise InputError(
-            f"{options.location}: the Hub is for large requests, not for one per image: pack in "
-            "its own order, by --no-shuffle"
-        )
+        raise InputError("pack.shuffled-from-hub", location=options.location)
 
 
 def _print_part(options: argparse.Namespace, samples: int) -> None:
@@ -153,7 +150,9 @@ def _pack_options(options: argparse.Namespace) -> "PackOptions":
         samples = _SAMPLES if limited else _ANY_NUMBER
     workers = usable_cores() if options.workers is None else options.workers
     if workers < 1:
-        raise InputError(f"--workers {workers}: at least one process is needed")
+        raise InputError(
+            "option.out-of-range", option="--workers", value=workers, allowed="1 or more"
+        )
     return PackOptions(
         format=options.format,
         name=options.name,
@@ -170,10 +169,10 @@ def _recode(options: argparse.Namespace) -> "Recode | None":
 
     if options.short_side is None:
         if options.quality is not None:
-            raise InputError("--quality applies to resized images: add --short, or drop --quality")
+            raise InputError("option.quality-without-short")
         return None
     if options.pixels and options.quality is not None:
-        raise InputError("--quality applies to JPEGs, and --pixels stores none: drop one of them")
+        raise InputError("option.quality-with-pixels")
     return ShortSide(options.short_side, 95 if options.quality is None else options.quality)
 
 
@@ -192,11 +191,13 @@ def _named(indices: "dict[str, Index]", options: argparse.Namespace) -> "dict[st
     if name is None:
         return {{"data": "train"}.get(split, split): index for split, index in indices.items()}
     if not re.fullmatch(r"\w+", name):
-        raise InputError(f"--split {name!r}: use letters and digits")
+        raise InputError("option.malformed-split", value=name)
     if len(indices) > 1:
         raise InputError(
-            f"--split {name}: {options.location} holds {' and '.join(indices)}; name one of them "
-            "as LOCATION, or drop --split"
+            "pack.several-splits",
+            split=name,
+            location=options.location,
+            names=" and ".join(indices),
         )
     return dict.fromkeys([name], next(iter(indices.values())))
 

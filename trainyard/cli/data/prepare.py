@@ -134,7 +134,9 @@ def _arguments(options: argparse.Namespace) -> "tuple[Path, Preparation]":
 
     workers = usable_cores() if options.workers is None else options.workers
     if workers < 1:
-        raise InputError(f"--workers {workers}: at least one process is needed")
+        raise InputError(
+            "option.out-of-range", option="--workers", value=workers, allowed="1 or more"
+        )
     return Path(options.source), Preparation(
         Path(options.destination),
         functools.partial(counter, Console(stderr=True)),

@@ -38,7 +38,7 @@ def data_serve(options: argparse.Namespace) -> int:
         return 0
     manifest = read_manifest(options.folder)
     if manifest is not None and manifest.format == "folder":
-        raise DataError(f"{options.folder}: single images are not read over HTTP; pack them")
+        raise DataError("serve.single-images", path=options.folder)
     url = server_options.url
     data = url if manifest else f"'{url}/NAME-{{000000..000099}}.tar'"
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -51,4 +51,4 @@ def data_serve(options: argparse.Namespace) -> int:
         return 0
     finally:
         signal.signal(signal.SIGTERM, before)
-    raise TrainyardError(f"nginx ended unexpectedly (exit code {code})")
+    raise TrainyardError("serve.nginx-ended", exit_code=code)

@@ -38,10 +38,7 @@ def data_show(options: argparse.Namespace) -> int:
     """Run `trainyard data show`. Returns the exit code."""
     chosen = (options.split, options.class_name, options.rows, options.columns, options.seed)
     if options.sheet is None and chosen != (None, None, _ROWS, _COLUMNS, 0):
-        raise InputError(
-            "--split, --class, --rows, --columns and --seed are for a contact sheet: add "
-            "--sheet FILE.png"
-        )
+        raise InputError("option.needs-sheet")
     indices = open_splits(options.location)
     if options.sheet is not None:
         _draw_sheet(options, indices)
@@ -148,14 +145,16 @@ def _draw_sheet(options: argparse.Namespace, indices: dict[str, "Index"]) -> Non
 
     path = Path(options.sheet)
     if path.suffix.lower() != ".png":
-        raise InputError(f"--sheet {path}: a contact sheet is a PNG; name a file that ends in .png")
+        raise InputError("option.wrong-suffix", option="--sheet", path=path, suffix=".png")
     for name in ("rows", "columns"):
-        if not 1 <= getattr(options, name) <= 100:
-            raise InputError(f"--{name} {getattr(options, name)}: choose 1 to 100")
+        if not 1 <= (value := getattr(options, name)) <= 100:
+            raise InputError(
+                "option.out-of-range", option=f"--{name}", value=value, allowed="1 to 100"
+            )
     split = options.split or next(iter(indices))
     if split not in indices:
         hint = did_you_mean(split, indices) or f", but {', '.join(indices)}"
-        raise InputError(f"{options.location}: has no split {split!r}{hint}")
+        raise InputError("data.no-such-split", location=options.location, split=split, hint=hint)
     index, name = indices[split], options.class_name
     label = None if name is None else _class_number(index, name)
     samples = random_samples(index, options.rows * options.columns, options.seed, label)
@@ -170,11 +169,13 @@ def _draw_sheet(options: argparse.Namespace, indices: dict[str, "Index"]) -> Non
     try:
         save_sheet(path, contact_sheet(index, samples, options.columns, title))
     except OSError as error:
-        raise InputError(f"--sheet {path}: cannot be written ({error.strerror})") from None
+        raise InputError(
+            "option.file-unwritable", option="--sheet", path=path, reason=error.strerror
+        ) from None
 
 
 def _class_number(index: "Index", name: str) -> int:
     if name in index.classes:
         return index.classes.index(name)
     meant = did_you_mean(name, index.classes) or "; `trainyard data show` lists the classes"
-    raise InputError(f"--class {name}: no such class{meant}")
+    raise InputError("data.no-such-class", name=name, hint=meant)

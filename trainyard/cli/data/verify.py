@@ -56,9 +56,12 @@ def data_verify(options: argparse.Namespace) -> int:
     if workers is None:
         workers = usable_cores()
     if workers < 1:
-        raise InputError(f"--workers {workers}: must be 1 or more")
+        raise InputError(
+            "option.out-of-range", option="--workers", value=workers, allowed="1 or more"
+        )
     if options.val_share is not None and not 0 < options.val_share < 1:
-        raise InputError(f"--val-share {options.val_share}: must be between 0 and 1")
+        share, allowed = options.val_share, "a number between 0 and 1"
+        raise InputError("option.out-of-range", option="--val-share", value=share, allowed=allowed)
     console = Console(stderr=True)
     warn(console, split_remarks(options.location))
     checks = verify(

@@ -128,7 +128,7 @@ def _host(job: Job, options: argparse.Namespace) -> int:
 def _ranks(options: argparse.Namespace) -> int:
     devices = num_devices(least=0)
     if options.gpus and devices < options.gpus:
-        raise InputError(f"this host has {devices} GPUs, not {options.gpus}")
+        raise InputError("launch.too-few-gpus", num_gpus=devices, num_wanted=options.gpus)
     return int(options.ranks or options.gpus or max(devices, 1))
 
 

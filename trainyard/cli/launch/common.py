@@ -72,7 +72,7 @@ def job_of(
     from trainyard.config import load_recipe
 
     if getattr(options, "gpus", None) and getattr(options, "ranks", None):
-        raise InputError("--gpus and --ranks both set the number of ranks: drop one")
+        raise InputError("launch.gpus-and-ranks")
     if is_here:
         config_of(options)
     else:
@@ -99,10 +99,7 @@ def check_writable(job: Job, file: str) -> None:
         if is_remote(word) and not word.startswith("--"):
             check_url(word)
         if without_secrets(word) != word:
-            raise InputError(
-                f"{without_secrets(word)}: holds a signature, and would be written into {file}: "
-                "use a login in ~/.netrc, or a token in TRAINYARD_TOKENS, on every host"
-            )
+            raise InputError("launch.signature-written", value=without_secrets(word), name=file)
 
 
 def _output_flags(options: argparse.Namespace) -> list[str]:

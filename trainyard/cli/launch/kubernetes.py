@@ -74,9 +74,7 @@ def _apply(text: str) -> int:
     try:
         return subprocess.run(["kubectl", "apply", "-f", "-"], input=text, text=True).returncode
     except FileNotFoundError:
-        raise InputError(
-            "kubectl is not installed: install it, or drop --apply and apply the manifest yourself"
-        ) from None
+        raise InputError("launch.no-kubectl") from None
 
 
 def _manifest(options: argparse.Namespace) -> "Manifest":
@@ -85,19 +83,13 @@ def _manifest(options: argparse.Namespace) -> "Manifest":
 
     volumes = dict(options.volume)
     if len(volumes) < len(options.volume):
-        raise InputError("--volume: a claim appears twice; mount it once")
+        raise InputError("launch.claim-twice")
     run = run_folder(options)
     if not any(PurePosixPath(run).is_relative_to(path) for path in volumes.values()):
-        raise InputError(
-            f"the run directory {run} is not on a volume, so a restarted pod would not find it: "
-            "--volume CLAIM:/PATH --run /PATH/runs/NAME"
-        )
+        raise InputError("launch.run-not-on-volume", path=run)
     for location in options.data or ():
         if not is_remote(location) and not PurePosixPath(location).is_absolute():
-            raise InputError(
-                f"--data {location}: a path of this folder, which a pod does not have: name the "
-                "path on a volume, --volume CLAIM:/PATH --data /PATH/NAME, or a URL"
-            )
+            raise InputError("launch.data-not-on-pod", location=location)
     name = options.name or re.sub(r"[^a-z0-9]+", "-", run.name.lower()).strip("-")
     is_own = options.recipe not in builtin_recipes()
     job = job_of(options, is_here=False, recipe_there=recipe_path(name) if is_own else None)

@@ -57,12 +57,12 @@ def _options(options: argparse.Namespace) -> "MpiOptions":
     hosts = read_hosts(options.hosts or "localhost")
     for host in hosts:
         if host.target != host.name:
-            raise InputError(f"--hosts: {host.target}: mpirun takes no user, only {host.name}")
+            raise InputError("launch.user-for-mpirun", value=host.target, name=host.name)
     given = {host.name: host.slots for host in hosts}
     ranks = options.ranks or options.gpus
     if ranks is None and None in given.values():
         if options.hosts:  # other hosts may have other GPUs than this machine
-            raise InputError("set the number of ranks per host: --gpus N, or a:8")
+            raise InputError("launch.no-ranks-per-host")
         ranks = num_devices()
     return MpiOptions(
         hosts={host: slots or ranks for host, slots in given.items()},

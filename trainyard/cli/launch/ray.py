@@ -79,18 +79,17 @@ def _environment(options: argparse.Namespace) -> dict[str, Any]:
     try:
         found = yaml.safe_load(Path(options.runtime_env).read_text())
     except OSError as error:
-        raise InputError(f"--runtime-env {options.runtime_env}: {error.strerror}") from None
+        raise InputError(
+            "launch.runtime-env-unreadable", path=options.runtime_env, reason=error.strerror
+        ) from None
     except yaml.YAMLError:
         found = None
     if not isinstance(found, dict):
-        raise InputError(f"--runtime-env {options.runtime_env} is no mapping in YAML or JSON")
+        raise InputError("launch.runtime-env-no-mapping", path=options.runtime_env)
     return found
 
 
 def _check_run(job: "Job", ray: "RayOptions") -> None:
     """InputError if the run directory lies in Ray's working copy, which is deleted at the end."""
     if ray.folder is None and not job.run.is_absolute():
-        raise InputError(
-            f"--run {job.run}: where the working directory is a copy, on every node another one, "
-            "give the run directory from the root on, on storage that all nodes share"
-        )
+        raise InputError("launch.run-in-working-copy", path=job.run)

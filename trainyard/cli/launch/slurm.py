@@ -91,7 +91,7 @@ def launch(options: argparse.Namespace) -> int:
     job, allocation = job_of(options, is_here=False), _allocation(options)
     check_writable(job, "the batch script")
     if options.seeds and "run.seed" in options.overrides:
-        raise InputError("--seeds and --run.seed exclude each other: drop one")
+        raise InputError("launch.seeds-and-seed")
     setup, folder = [_sourced(line) for line in options.setup], Path.cwd()
     if options.submitit:
         return _launch_submitit(job, allocation, setup, options)
@@ -121,7 +121,7 @@ def launch(options: argparse.Namespace) -> int:
     )
     if done.returncode:
         said = " ".join(done.stderr.split()).removeprefix("sbatch: error: ")
-        raise TrainyardError(f"sbatch refused the job: {said}")
+        raise TrainyardError("launch.job-refused", reason=said)
     _tell(done.stdout.strip().partition(";")[0], runs, "slurm-*.out")
     return 0
 
@@ -132,11 +132,9 @@ def _launch_submitit(
     from trainyard.launch.submitit import submit
 
     if options.dry_run:
-        raise InputError(
-            "--dry-run cannot show the script of --submitit, which submitit writes: drop one"
-        )
+        raise InputError("launch.dry-run-of-submitit")
     if options.time is None:
-        raise InputError("--submitit needs --time: its default limit is 5 minutes")
+        raise InputError("launch.submitit-without-time")
     _check_has("sbatch")
     job_id = submit(job, allocation, setup=setup, seeds=options.seeds)
     _tell(job_id, runs_of(job.run, options.seeds), "submitit/*.out")
@@ -161,21 +159,18 @@ def _tell(job_id: str, runs: Sequence[Path], output: str) -> None:
 
 def _check_has(program: str) -> None:
     if shutil.which(program) is None:
-        raise InputError(
-            f"there is no {program} here: go where Slurm is, or print the script with --dry-run"
-        )
+        raise InputError("launch.no-slurm", name=program)
 
 
 def _allocation(options: argparse.Namespace) -> Allocation:
     if bool(options.gpus) == bool(options.ranks):
-        raise InputError(
-            "say how many GPUs of each node to take with --gpus, or without any how many ranks to "
-            "start in all with --ranks"
-        )
+        raise InputError("launch.no-gpus-or-ranks")
     if options.time is not None and _seconds(options.time) < options.grace + _BEGIN_S:
         raise InputError(
-            f"--time {options.time} is over before a run has begun: the ranks save --grace "
-            f"{options.grace} s before, so ask for {options.grace + _BEGIN_S} s or more"
+            "launch.time-too-short",
+            value=options.time,
+            grace=options.grace,
+            least=options.grace + _BEGIN_S,
         )
     given = {name: getattr(options, name) for name in _WISHES}
     cpus = options.cpus or _share_of_cores(options)

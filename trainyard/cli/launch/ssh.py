@@ -73,7 +73,7 @@ def _options(options: argparse.Namespace) -> "SshOptions":
     from trainyard.launch.ssh import Login, SshOptions
 
     if options.min_hosts and not options.restarts:
-        raise InputError("--min-hosts needs --restarts: a lost host uses up one of them")
+        raise InputError("launch.min-hosts-without-restarts")
     config = ("-F", options.ssh_config) if options.ssh_config else ()
     return SshOptions(
         hosts=read_hosts(options.hosts),

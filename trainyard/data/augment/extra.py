@@ -46,13 +46,19 @@ class Extra:
         changed = self._function(images_BCHW, labels, generator)
         if not isinstance(changed, Tensor):
             raise RecipeError(
-                f"{KEY} = {self._name!r} returns a value of type "
-                f"{type(changed).__name__}: return the images"
+                "function.wrong-type",
+                key=KEY,
+                value=self._name,
+                type=type(changed).__name__,
+                wanted="the images",
             )
         if _looks(changed) != looks:
             raise RecipeError(
-                f"{KEY} = {self._name!r} returns {_looks(changed)}: return images as it gets "
-                f"them, {looks}"
+                "function.wrong-images",
+                key=KEY,
+                value=self._name,
+                found=_looks(changed),
+                wanted=looks,
             )
         return replace(batch, images_BCHW=changed)
 

@@ -24,12 +24,9 @@ class ColorJitter:
     def __init__(self, strengths: tuple[float, ...], *, seed: int) -> None:
         """`strengths`: of brightness, contrast, saturation and optionally hue."""
         if len(strengths) not in {3, 4}:
-            raise RecipeError(
-                f"augment.color_jitter has {len(strengths)} strengths: write three "
-                "(brightness, contrast, saturation), or four (and hue)"
-            )
+            raise RecipeError("recipe.jitter-wrong-count", num_strengths=len(strengths))
         if min(strengths) < 0 or (len(strengths) == 4 and strengths[3] > 0.5):
-            raise RecipeError("augment.color_jitter: strengths are at least 0, that of hue <= 0.5")
+            raise RecipeError("recipe.jitter-out-of-range")
         self._strengths = np.array([*strengths, 0.0][:4])
         self._seed = seed
 

@@ -72,7 +72,7 @@ def parse_policy(text: str) -> Policy:
     try:
         return _parse(text)
     except ValueError as error:
-        raise RecipeError(f"augment.randaugment: {error}") from None
+        raise RecipeError("recipe.malformed-randaugment", reason=str(error)) from None
 
 
 def check_policy(text: str) -> str:

@@ -25,8 +25,7 @@ class Translate:
         height, width = pixels_BCHW.shape[2:]
         if self._pixels >= min(height, width):
             raise RecipeError(
-                f"augment.translate = {self._pixels} is no less than the image's side, "
-                f"{min(height, width)} pixels: lower it"
+                "recipe.translate-too-large", value=self._pixels, size=min(height, width)
             )
         key = fold_in(self._seed, np.full_like(keys.ids, _STREAM), keys.visits, keys.ids)
         drawn = np.floor(uniforms(key, 2) * (2 * self._pixels + 1)).astype(np.int64) - self._pixels

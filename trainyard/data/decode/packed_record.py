@@ -69,7 +69,9 @@ def jpeg_of(record: bytes) -> bytes:
     """
     decoder = own_decoder()
     if decoder is None:
-        raise DataError(f"packed coefficients are read by the extension in C: {NEEDS_EXTENSION}")
+        raise DataError(
+            "data.needs-c-extension", name="reading packed coefficients", hint=NEEDS_EXTENSION
+        )
     jpeg = decoder.unpack(record)
     if jpeg is None:
         raise ValueError("a damaged packed record")

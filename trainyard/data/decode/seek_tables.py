@@ -95,7 +95,7 @@ def seek_remark(index: Index) -> str | None:
 def check_extension() -> None:
     """DataError if no seek tables can be made."""
     if not is_built():
-        raise DataError(f"--seek needs the extension in C: {NEEDS_EXTENSION}")
+        raise DataError("data.needs-c-extension", name="--seek", hint=NEEDS_EXTENSION)
 
 
 def build_seek(index: Index, progress: Callable[[int], None]) -> SeekTable:
@@ -109,7 +109,7 @@ def build_seek(index: Index, progress: Callable[[int], None]) -> SeekTable:
     try:
         _write(index, path, progress)
     except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror})") from None
+        raise DataError("file.unwritable", path=path, reason=error.strerror) from None
     table = open_seek(index)
     assert table is not None
     return table

@@ -112,17 +112,12 @@ class JoinFeed:
     def _ends_before(self, step: int) -> list[int]:
         """The ends of passes up to a step. CheckpointError if the run cannot resume there."""
         if step and "ends" not in self._place:
-            raise CheckpointError(
-                "data.order = 'join' resumes only from its own checkpoints: use the weights of "
-                "this one with model.checkpoint"
-            )
+            raise CheckpointError("checkpoint.not-of-join")
         ends: list[int] = self._place.get("ends", [])
         ranks, begin = self._place.get("ranks"), max(ends, default=0)
         if step > begin and ranks != self._world.size:
             raise CheckpointError(
-                f"the checkpoint of step {step:,} lies inside a pass, and {ranks} ranks "
-                f"read it, each its own shards: go on with {ranks}, or remove the checkpoints "
-                f"after the end of a pass (step {begin:,})"
+                "checkpoint.inside-pass", step=step, num_ranks=ranks, pass_start=begin
             )
         return list(ends)
 
@@ -163,7 +158,7 @@ class JoinFeed:
         seen, self._seen = self._seen, 0
         self._past += seen
         if not seen:
-            error = DataError("data.train: not one sample in all of its shards")
+            error = DataError("stream.no-samples")
             error.is_shared = True
             raise error
         self._ends.append(self._step)

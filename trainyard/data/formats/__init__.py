@@ -44,28 +44,27 @@ def recognise(place: ResolvedLocation) -> str:
     if place.is_folder:
         left_out = folder.files_left_out(place.root)
         loose, _ = left_out.kinds.get(LOOSE, (0, ""))
-        found = f"holds {loose:,} images, but no folder of a class" if loose else "no images found"
-        other = f"; left out: {left_out}" if left_out and not loose else ""
-        raise DataError(
-            f"{place.location}: {found}; expected one folder per class (CLASS/*.jpg), "
-            f"or tars, TFRecords, HDF5, Parquet or packed files in it{other}"
-        )
-    raise DataError(
-        f"{place.location}: not a known format; expected a folder, tars, TFRecords, HDF5, "
-        "Parquet, packed files, or a list of images (.csv, .tsv)"
-    )
+        if loose:
+            raise DataError("data.no-class-folders", location=place.location, num_images=loose)
+        hint = f"; left out: {left_out}" if left_out else ""
+        raise DataError("data.no-images", location=place.location, hint=hint)
+    raise DataError("data.unknown-format", location=place.location)
 
 
 def _check_options(place: ResolvedLocation, name: str) -> None:
     """DataError for an option that the format's reader does not know."""
     known = getattr(FORMATS[name], "OPTIONS", ())
     if len(place.options) < place.option_text.count("#"):
-        raise DataError(f"{place.location}{place.option_text}: has an option twice")
+        raise DataError("data.option-twice", location=place.location, options=place.option_text)
     wrong = [f"#{option}=" for option in place.options if option not in known]
     if wrong:
         taken = " and ".join(f"#{option}=" for option in known) or "none"
         raise DataError(
-            f"{place.location}: {wrong[0]} is no option of the format {name}, which takes {taken}"
+            "data.unknown-option",
+            location=place.location,
+            name=wrong[0],
+            format=name,
+            names=taken,
         )
 
 

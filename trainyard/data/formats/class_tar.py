@@ -55,8 +55,7 @@ def scan(place: ResolvedLocation) -> Scan:
     names = place.files(".tar")
     if not names:
         raise DataError(
-            f"{place.path(place.files(*_COMPRESSED)[0])}: samples are read by their offset in a "
-            "tar, which a compressed one does not have: decompress it to .tar"
+            "tar.compressed", path=place.path(place.files(*_COMPRESSED)[0]), hint=" to .tar"
         )
     check_all_read(place)
     has_splits = bool(splits_inside(place))
@@ -83,10 +82,7 @@ def check_all_read(place: ResolvedLocation) -> None:
         is_shard = ending and _NUMBER.sub("#", name[: -len(ending)]) in alike
         if is_shard and name not in names:
             remedy = f"rename it to {name[:-4]}.tar" if ending == ".tar" else "decompress it"
-            raise DataError(
-                f"{place.path(name)}: a tar like {names[0]} that would not be read: {remedy}, or "
-                "move it away"
-            )
+            raise DataError("tar.passed-over", path=place.path(name), like=names[0], hint=remedy)
 
 
 def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
@@ -105,10 +101,7 @@ def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
     outside = found.pop("", None)
     if len(found) == 1 and outside is not None:  # the images in no split would be left out
         ((split, folder),) = found.items()
-        raise DataError(
-            f"{place.location}: is {folder} a folder of {split} data, or of classes like the "
-            "others? Give each split a folder, or unpack the tar and name the data by --data.train"
-        )
+        raise DataError("tar.split-or-class", location=place.location, folder=folder, split=split)
     return tuple(split for split in SPLITS if split in found)
 
 
@@ -138,10 +131,7 @@ class _Labels:
         self._expect(layout, path, name)
         split = _split_above(layout, name)
         if split and not self._has_splits:
-            raise DataError(
-                f"{path}: {name!r} lies in a folder of {split} data, but most of the tar lies in "
-                "none; name the folders train and val, or give each split a tar of its own"
-            )
+            raise DataError("tar.partly-in-split", path=path, name=name, split=split)
         if self._has_splits and not split:
             return -1
         if layout == _INNER_TARS:
@@ -155,8 +145,10 @@ class _Labels:
             for end in range(1, len(folder)):
                 if folder[:end] in self._folders:
                     raise DataError(
-                        f"{location}: there are images in {'/'.join(folder[:end])} and in "
-                        f"{'/'.join(folder)}: which of them is the class?"
+                        "tar.class-in-class",
+                        location=location,
+                        outer="/".join(folder[:end]),
+                        inner="/".join(folder),
                     )
         check_no_splits(location, self.classes)
 
@@ -169,8 +161,7 @@ class _Labels:
         known, first = self._homes.setdefault((split, class_name), (inside, home))
         if known != inside:
             raise DataError(
-                f"{path}: {'/'.join(first)} and {'/'.join(home)} have one name: if they are one "
-                "class, write them into one folder; if not, rename one"
+                "tar.class-in-two-folders", path=path, folder="/".join(first), other="/".join(home)
             )
         number = self._numbers.setdefault(class_name, len(self.classes))
         if number == len(self.classes):
@@ -182,7 +173,12 @@ class _Labels:
         known, first = self._layout
         if known != layout:
             raise DataError(
-                f"{path}: {name!r} lies {layout}, but {first!r} {known}: which one is the class?"
+                "tar.class-in-two-layouts",
+                path=path,
+                name=name,
+                layout=layout,
+                other=first,
+                other_layout=known,
             )
 
 
@@ -191,11 +187,7 @@ def _check_is_class(path: str, stem: str, name: str, *, alone: bool = False) -> 
     is_imagenets_way = name.startswith(stem) and not name[len(stem) : len(stem) + 1].isalnum()
     if stem.strip(".") and (is_imagenets_way or not (alone or stem[-1].isdigit())):
         return
-    raise DataError(
-        f"{path}: holds images but no labels: no .cls or .json beside {name!r}, no folder per "
-        f"class around it, and {stem!r} does not look like a class (its images would be named "
-        f"'{stem}_…'); ImageNet's own archives go through `trainyard data prepare`"
-    )
+    raise DataError("tar.no-labels", path=path, name=name, stem=stem)
 
 
 def _folders_of(name: str) -> tuple[str, ...]:
@@ -317,10 +309,7 @@ class _Names:
         seen = set[str]()
         for member in members(tar) if twice else ():
             if member.name in seen:
-                raise DataError(
-                    f"{tar.name}: {member.name!r} is stored twice, as `tar -r` does for a newer "
-                    "file: unpack it, which keeps the last one, and write it anew"
-                )
+                raise DataError("tar.member-stored-twice", path=tar.name, name=member.name)
             if hash(member.name) in twice:
                 seen.add(member.name)
 
@@ -331,15 +320,15 @@ def _flat_images(tar: BufferedTarReader, inner: Member, left_out: LeftOut) -> It
     for member in members(tar, inner.offset, inner.offset + inner.size):
         folder, _, base = member.name.rpartition("/")
         if base.endswith((".tar", ".cls")):
-            raise DataError(
-                f"{tar.name}: the tar {inner.name!r} inside holds {base!r}, but images of one "
-                "class were expected; unpack the outer tar and name the inner ones"
-            )
+            raise DataError("tar.inner-not-class", path=tar.name, inner=inner.name, name=base)
         if is_image(base):
             if folder not in ("", ".", stem, f"./{stem}"):
                 raise DataError(
-                    f"{tar.name}: the image {member.name!r} of the tar {inner.name!r} inside: "
-                    f"is its class {stem!r} or its folder?"
+                    "tar.inner-class-or-folder",
+                    path=tar.name,
+                    name=member.name,
+                    inner=inner.name,
+                    inner_name=stem,
                 )
             if not is_class:
                 _check_is_class(tar.name, stem, base)

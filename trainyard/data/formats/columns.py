@@ -20,14 +20,16 @@ LISTS = "labels"
 def find_column(
     kind: str,
     names: Sequence[str],
-    where: str,
+    path: str,
     *,
+    header: str = "",
     wanted: str | None = None,
     also: Sequence[str] = (),
 ) -> int | None:
     """The position of a kind of column among the names of a table; None if it has none.
 
-    `wanted`: the name that the user gives. `also`: names that count besides the usual ones.
+    `header`: the place of the names in the file. `wanted`: the name that the user gives. `also`:
+    names that count besides the usual ones.
     DataError if several columns can be meant, or the wanted one is not there.
     """
     first, *others = _NAMES[kind].split()
@@ -40,20 +42,35 @@ def find_column(
     if len(found) > 1:
         hint = "name one: LOCATION#label=COLUMN" if kind == "label" else "rename one to " + first
         either = " and ".join(repr(names[at]) for at in found)
-        raise DataError(f"{where}: {either} can each be the {kind}: {hint}")
+        raise DataError(
+            "data.several-columns", path=path, header=header, names=either, kind=kind, hint=hint
+        )
     if wanted is not None and not found:
         hint = did_you_mean(wanted, names)
-        raise DataError(f"{where}: has no column {wanted!r}, but {_listed(names)}{hint}")
+        raise DataError(
+            "data.unknown-column",
+            path=path,
+            header=header,
+            column=wanted,
+            names=_listed(names),
+            hint=hint,
+        )
     return found[0] if found else None
 
 
-def missing(kind: str, names: Sequence[str], where: str) -> DataError:
+def missing(kind: str, names: Sequence[str], path: str, header: str = "") -> DataError:
     """The error of a table without a kind of column; it names the usual ones, and those there."""
     *usual, last = _NAMES[kind].split()
     hint = "; or name one: LOCATION#label=COLUMN" if kind == "label" else ""
     return DataError(
-        f"{where}: has no column of the {kind} ({', '.join(usual)} or {last}), "
-        f"but {_listed(names)}{hint}"
+        "data.no-column",
+        path=path,
+        header=header,
+        kind=kind,
+        usual=", ".join(usual),
+        last=last,
+        names=_listed(names),
+        hint=hint,
     )
 
 

@@ -230,4 +230,4 @@ def _scandir(path: str) -> list[os.DirEntry[str]]:
         with os.scandir(path) as entries:
             return list(entries)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        raise DataError("file.unreadable", path=path, reason=error.strerror) from None

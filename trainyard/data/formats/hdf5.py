@@ -76,7 +76,7 @@ def scan(place: ResolvedLocation) -> Scan:
         classes = find_classes(file, source.name)
         for split in find_splits(file, source.name):
             if split.name == place.split and split.labels is None:
-                raise DataError(f"{place.location}#{split.name}: these images have no labels")
+                raise DataError("data.no-labels", location=f"{place.location}#{split.name}")
     left_out = LeftOut()
     rows = all_rows(_read_files(place, names, classes), left_out)
     return scan_of_files(place, names, rows, format="hdf5", classes=classes, left_out=left_out)
@@ -159,14 +159,20 @@ def _damage_named(name: str) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
-        raise DataError(f"{name}: not a readable HDF5 file ({error})") from None
+        raise DataError(
+            "data.malformed-file", path=name, format="HDF5", reason=str(error)
+        ) from None
 
 
 def _check(file: Any, name: str) -> None:
     kind = _h5py().Dataset
     missing = [key for key in (IMAGES, TARGETS) if not isinstance(file.get(key), kind)]
     if missing:
-        raise DataError(f"{name}: has no dataset {missing[0]}; expected {IMAGES} and {TARGETS}")
+        raise DataError(
+            "hdf5.no-dataset",
+            path=name,
+            dataset=missing[0],
+        )
     for key in {IMAGES, TARGETS, NAMES, FILES} & {*file}:  # links that lead nowhere too
         check_inside(file, key, name)
     check_readable_by_offset(file[IMAGES], name)
@@ -176,7 +182,8 @@ def _h5py() -> Any:
     try:
         import h5py
     except ImportError:
-        raise DataError(f"HDF5 needs h5py: {install_hint('hdf5')}") from None
+        hint = install_hint("hdf5")
+        raise DataError("data.needs-package", name="HDF5", package="h5py", hint=hint) from None
     return h5py
 
 
@@ -190,7 +197,9 @@ def _read_files(
         for name in names:
             with _open(place.path(name)) as (file, source):
                 if find_classes(file, source.name) != classes:
-                    raise DataError(f"{source.name}: its classes differ from those of {names[0]}")
+                    raise DataError(
+                        "data.files-differ-in-classes", path=source.name, first=names[0]
+                    )
                 splits = find_splits(file, source.name)
                 left_out = left_out_of(splits, len(file[IMAGES]), source.name)
                 rows = _file_rows(file, source, name, classes, splits=splits, pool=pool)

@@ -29,7 +29,7 @@ class SplitRows(NamedTuple):
     labels: Rows | None
 
 
-def check_inside(file: Any, key: Any, where: str) -> Any:
+def check_inside(file: Any, key: Any, path: str) -> Any:
     """The data set at a key, or a reference to it. DataError if its data lies in another file.
 
     That file may be any on this machine, and HDF5 reads zeros if it is missing.
@@ -38,37 +38,43 @@ def check_inside(file: Any, key: Any, where: str) -> Any:
 
     found = file[key]
     if not isinstance(found, Dataset):
-        raise DataError(f"{where}: {found.name} is no dataset")
+        raise DataError("hdf5.not-a-dataset", path=path, dataset=found.name)
     settings = found.id.get_create_plist()
     if settings.get_layout() == h5d.VIRTUAL or settings.get_external_count():
         raise DataError(
-            f"{where}: {found.name} keeps its data in other files; rewrite it: "
-            "`h5repack -f NONE -l CONTI FILE NEW`"
+            "hdf5.needs-repack",
+            path=path,
+            dataset=found.name,
+            reason="keeps its data in other files",
         )
     return found
 
 
-def read_targets(file: Any, classes: Sequence[str] | None, where: str) -> Rows:
+def read_targets(file: Any, classes: Sequence[str] | None, path: str) -> Rows:
     """The class numbers of a split's images; DataError if they are none."""
     stored = file[TARGETS]
     if stored.dtype.kind not in "iu":
-        raise DataError(f"{where}: {TARGETS} are {stored.dtype}, expected integers")
+        raise DataError("hdf5.targets-not-integers", path=path, type=str(stored.dtype))
     targets: Rows = stored[...].astype(np.int64).reshape(-1)
     limit = MAX_CLASSES if classes is None else len(classes)
     wrong = np.flatnonzero((targets < 0) | (targets >= limit))
     if len(wrong):
         count = "" if classes is None else f" among {limit} classes"
         raise DataError(
-            f"{where}: {TARGETS} row {wrong[0]} is {targets[wrong[0]]}, no class number{count}"
+            "hdf5.not-a-class-number",
+            path=path,
+            row=int(wrong[0]),
+            value=int(targets[wrong[0]]),
+            hint=count,
         )
     return targets
 
 
-def find_splits(file: Any, where: str) -> list[SplitRows]:
+def find_splits(file: Any, path: str) -> list[SplitRows]:
     """The splits of a file in stored order; a single one with an empty name if it has none."""
     images, labels = len(file[IMAGES]), len(file[TARGETS])
     if "split" in file.attrs:
-        splits = _table_of_splits(file, where)
+        splits = _table_of_splits(file, path)
     elif (images, labels) in (_FUEL_ROWS, (_TRAIN + _VAL, _TRAIN + _VAL)):
         train, val, test = np.split(np.arange(images), [_TRAIN, _TRAIN + _VAL])
         splits = [SplitRows("train", train, train), SplitRows("val", val, val)]
@@ -78,74 +84,75 @@ def find_splits(file: Any, where: str) -> list[SplitRows]:
     for split in splits:
         if split.labels is not None and len(split.labels) != len(split.images):
             raise DataError(
-                f"{where}: {split.name or 'it'} has {len(split.images):,} images, "
-                f"but {len(split.labels):,} {TARGETS}"
+                "hdf5.images-without-targets",
+                path=path,
+                split=split.name or "it",
+                num_images=len(split.images),
+                num_labels=len(split.labels),
             )
     return splits
 
 
-def left_out_of(splits: Sequence[SplitRows], images: int, where: str) -> LeftOut:
+def left_out_of(splits: Sequence[SplitRows], images: int, path: str) -> LeftOut:
     """The images without a label, and those in no split. DataError for one in two splits."""
     read = [split.images for split in splits if split.labels is not None]
     times = np.bincount(np.concatenate([*read, np.empty(0, np.int64)]), minlength=images)
     if (times > 1).any():
-        raise DataError(
-            f"{where}: its splits name row {np.argmax(times > 1)} of {IMAGES} more than once"
-        )
+        raise DataError("hdf5.row-in-two-splits", path=path, row=int(np.argmax(times > 1)))
     found, is_known = LeftOut(), times > 0
     for name, rows, labels in splits:
         if labels is None:
             added = len(np.unique(rows[~is_known[rows]]))
             is_known[rows] = True
             if added:
-                found.add("images without a label", f"{where}#{name}", added)
+                found.add("images without a label", f"{path}#{name}", added)
     if not is_known.all():
-        example = f"{where}, row {np.argmin(is_known)}"
+        example = f"{path}, row {np.argmin(is_known)}"
         found.add("images in no split", example, int((~is_known).sum()))
     return found
 
 
-def _table_of_splits(file: Any, where: str) -> list[SplitRows]:
+def _table_of_splits(file: Any, path: str) -> list[SplitRows]:
     """The splits in fuel's table, which has a line for each dataset of each split."""
     table = np.ravel(file.attrs["split"])
     if not {"split", "source", "start", "stop", "available"} <= set(table.dtype.names or ()):
-        raise DataError(f"{where}: its attribute `split` is not fuel's table of splits")
+        raise DataError("hdf5.unknown-split-table", path=path)
     found: dict[str, dict[str, Rows]] = {}
     for line in table:
         name, source = _text(line["split"]), _text(line["source"])
         if source in (IMAGES, TARGETS) and np.ravel(line["available"])[0]:
-            rows = _rows_of(line, file, len(file[source]), where)
+            rows = _rows_of(line, file, len(file[source]), path)
             if rows is None:
-                raise DataError(f"{where}: split {name} names rows of {source} that are not there")
+                raise DataError("hdf5.split-beyond-rows", path=path, split=name, dataset=source)
             if source in found.setdefault(name, {}):
-                raise DataError(f"{where}: split {name} has two lines of {source}")
+                raise DataError("hdf5.split-listed-twice", path=path, split=name, dataset=source)
             found[name][source] = rows
     splits = [
-        SplitRows(_split(name, rows, where), rows[IMAGES], rows.get(TARGETS))
+        SplitRows(_split(name, rows, path), rows[IMAGES], rows.get(TARGETS))
         for name, rows in found.items()
         if IMAGES in rows
     ]
     if len({split.name for split in splits}) < len(splits):
-        raise DataError(f"{where}: several of its splits are one, {', '.join(found)}")
+        raise DataError("hdf5.splits-alike", path=path, names=", ".join(found))
     if not splits:
-        raise DataError(f"{where}: its table of splits names no rows of {IMAGES}")
+        raise DataError("hdf5.empty-splits", path=path)
     return splits
 
 
-def _split(name: str, rows: dict[str, Rows], where: str) -> str:
+def _split(name: str, rows: dict[str, Rows], path: str) -> str:
     """The split that a name stands for; images without labels may have any name."""
     split = split_named(name)
     if not split and TARGETS in rows:
         hint = did_you_mean(name, ("train", "valid", "test"))
-        raise DataError(f"{where}: its split {name!r} is none of train, val and test{hint}")
+        raise DataError("hdf5.unknown-split", path=path, split=name, hint=hint)
     return split or name
 
 
-def _rows_of(line: Any, file: Any, count: int, where: str) -> Rows | None:
+def _rows_of(line: Any, file: Any, count: int, path: str) -> Rows | None:
     """The rows that a line of fuel's table names; None if any is not below `count`."""
     chosen = line["indices"] if "indices" in line.dtype.names else None
     if chosen:
-        rows: Rows = check_inside(file, chosen, where)[...].astype(np.int64).reshape(-1)
+        rows: Rows = check_inside(file, chosen, path)[...].astype(np.int64).reshape(-1)
         return rows if ((rows >= 0) & (rows < count)).all() else None
     start, stop = (int(np.ravel(line[key])[0]) for key in ("start", "stop"))
     return np.arange(start, stop) if 0 <= start <= stop <= count else None
@@ -158,24 +165,25 @@ def _text(value: bytes | str) -> str:
 # --- names of classes ---
 
 
-def find_classes(file: Any, where: str) -> list[str] | None:
+def find_classes(file: Any, path: str) -> list[str] | None:
     """Names by number; None for a plain file without names. DataError if the order is unknown."""
     if NAMES in file:
         names = [_text(name) for name in file[NAMES][...].reshape(-1)]
         if len(set(names)) < len(names):
-            raise DataError(f"{where}: {NAMES} has a name twice")
+            raise DataError("data.class-name-twice", path=path)
         return names
-    splits = find_splits(file, where)
+    splits = find_splits(file, path)
     if not splits[0].name:
         return None
-    targets = read_targets(file, None, where)
+    targets = read_targets(file, None, path)
     found = _names_in_files(file, targets)
     if found is None and _is_ilsvrc2012(splits, targets):
         found = (files("trainyard.data.formats") / "ilsvrc2012.txt").read_text().split()
     if found is None:
         raise DataError(
-            f"{where}: nothing in it says what its {targets.max(initial=-1) + 1} class numbers "
-            f"mean, and fuel's are in no common order; add a dataset {NAMES} of their names"
+            "hdf5.unnamed-classes",
+            path=path,
+            num_classes=int(targets.max(initial=-1)) + 1,
         )
     return found
 

@@ -24,15 +24,14 @@ _READ = 1024  # bytes of a collection read at first; enough for large images
 _BLOCK = 2048  # elements that one thread looks up at a time
 
 
-def check_readable_by_offset(dataset: Any, where: str) -> None:
+def check_readable_by_offset(dataset: Any, path: str) -> None:
     """DataError unless the elements of an HDF5 dataset lie unchanged in its file."""
     import h5py
 
     element = h5py.check_vlen_dtype(dataset.dtype)
     if element is None or np.dtype(element).itemsize != 1 or dataset.ndim != 1:
         raise DataError(
-            f"{where}: {dataset.name} of shape {dataset.shape} is no row of variable-length bytes, "
-            "each the content of an image file"
+            "hdf5.images-not-bytes", path=path, dataset=dataset.name, shape=tuple(dataset.shape)
         )
     settings = dataset.id.get_create_plist()
     problem = None
@@ -45,9 +44,7 @@ def check_readable_by_offset(dataset: Any, where: str) -> None:
     elif dataset.file.id.get_create_plist().get_sizes() != (8, 8):
         problem = "lies in a file whose addresses are not of 8 bytes"
     if problem:
-        raise DataError(
-            f"{where}: {dataset.name} {problem}; rewrite it: `h5repack -f NONE -l CONTI FILE NEW`"
-        )
+        raise DataError("hdf5.needs-repack", path=path, dataset=dataset.name, reason=problem)
 
 
 def find_elements(
@@ -104,7 +101,9 @@ def _locate_block(
             if size != length:
                 raise ValueError(f"has {length:,} bytes, but {size:,} are stored")
         except ValueError as error:
-            raise DataError(f"{source.name}: row {row}: {error}") from None
+            raise DataError(
+                "hdf5.damaged-row", path=source.name, row=row, reason=str(error)
+            ) from None
         offsets.append(offset)
     return offsets
 

@@ -39,12 +39,13 @@ SUFFIXES = (".csv", ".tsv")
 _DELIMITERS = ",;\t"
 _QUOTED = re.compile('"[^"]*"')
 _BETWEEN = "|"  # labels in a cell
+_HEADER = ", line 1, the header"
 _CHUNK = 4096  # files whose sizes are asked for at once
 _DUPLICATE = "rows of an image that has a row already"
 
 
 class _Row(NamedTuple):
-    where: str  # file and line, for messages
+    line: int
     path: str  # relative to the list's folder
     labels: list[str]
     has_list: bool  # True for any number of labels
@@ -67,7 +68,7 @@ def scan(place: ResolvedLocation) -> Scan:
     numbers = {name: number for number, name in enumerate(names)}
     left_out, again = LeftOut(), _duplicates(place, hashes)
     for row in again.values():
-        left_out.add(_DUPLICATE, row.where)
+        left_out.add(_DUPLICATE, f"{_list_path(place)}, line {row.line}")
     return Scan(
         place=place,
         format="list",
@@ -97,13 +98,23 @@ def _duplicates(place: ResolvedLocation, hashes: Sequence[int]) -> dict[int, _Ro
         if known is row:
             continue
         if ({*known.labels}, known.split) != ({*row.labels}, row.split):
+            hint = "" if row.has_list else f"; several labels go into a column {LISTS}, as in a|b"
             raise DataError(
-                f"{row.where}: {row.path}: is {_about(row)} here and {_about(known)} in "
-                f"{known.where.rpartition(', ')[2]}: leave one out"
-                + ("" if row.has_list else f"; several labels go into a column {LISTS}, as in a|b")
+                "list.image-contradicted",
+                path=_list_path(place),
+                line=row.line,
+                image=row.path,
+                value=_about(row),
+                other=_about(known),
+                other_line=known.line,
+                hint=hint,
             )
         again[number] = row
     return again
+
+
+def _list_path(place: ResolvedLocation) -> str:
+    return place.path(place.names[0])
 
 
 def _about(row: _Row) -> str:
@@ -134,13 +145,30 @@ def _size(place: ResolvedLocation, real_path: Callable[[str], str], row: _Row) -
     except OSError as error:
         shown = os.path.abspath(path) if row.path.startswith("..") else row.path
         hint = "; write / for \\" if "\\" in row.path else ""
-        raise DataError(f"{row.where}: {shown}: {error.strerror}{hint}") from None
+        raise DataError(
+            "list.unreadable-image",
+            path=_list_path(place),
+            line=row.line,
+            image=shown,
+            reason=error.strerror,
+            hint=hint,
+        ) from None
     if not S_ISREG(stat.st_mode):
-        raise DataError(f"{row.where}: {row.path}: is not a file")
+        raise DataError(
+            "list.image-not-a-file", path=_list_path(place), line=row.line, image=row.path
+        )
     folder = real_path(_root(place))
     real = os.path.realpath(path) if is_link else real_path(os.path.dirname(path))
     if not os.path.join(real, "").startswith(os.path.join(folder, "")):
-        raise DataError(f"{row.where}: {row.path}: links lead to {real}, {_outside(place)}")
+        raise DataError(
+            "list.link-leaves-folder",
+            path=_list_path(place),
+            line=row.line,
+            image=row.path,
+            target=real,
+            folder=_root(place),
+            location=place.location,
+        )
     return stat.st_size
 
 
@@ -156,13 +184,6 @@ def _root(place: ResolvedLocation) -> str:
     return os.path.abspath(os.path.join(place.root, place.options.get("root", "")))
 
 
-def _outside(place: ResolvedLocation) -> str:
-    return (
-        f"outside of {_root(place)}: name a folder that holds all images, and that relative paths "
-        f"start from: {place.location}#root=FOLDER"
-    )
-
-
 class _Columns(NamedTuple):
     """The positions of the columns that are read."""
 
@@ -172,22 +193,19 @@ class _Columns(NamedTuple):
     has_list: bool
 
 
-def _columns(names: Sequence[str], where: str, wanted: str | None) -> _Columns:
+def _columns(names: Sequence[str], list_path: str, wanted: str | None) -> _Columns:
     """DataError if several columns can be meant, or none; `wanted` is the label's."""
-    path, split = (find_column(kind, names, where) for kind in ("path", "split"))
-    label = find_column("label", names, where, wanted=wanted)
+    find = partial(find_column, names=names, path=list_path, header=_HEADER)
+    path, split, label = find("path"), find("split"), find("label", wanted=wanted)
     if path is None or label is None:
-        raise missing("path" if path is None else "label", names, where)
+        raise missing("path" if path is None else "label", names, list_path, _HEADER)
     return _Columns(path, label, split, plain(names[label]) == LISTS)
 
 
 def _rows(place: ResolvedLocation) -> Iterator[_Row]:
-    path = place.path(place.names[0])
+    path = _list_path(place)
     if is_remote(path):
-        raise DataError(
-            f"{path}: a list of images is read from a local file: download it with its images, or "
-            "pack them (`trainyard data pack`) and serve the shards"
-        )
+        raise DataError("list.not-local", path=path)
     inside = os.path.join(_root(place), "")
     here = os.path.join(os.path.abspath(place.root), "")
     real_here = os.path.realpath(here)  # `..` is the folder above this one, whatever links to it
@@ -195,22 +213,29 @@ def _rows(place: ResolvedLocation) -> Iterator[_Row]:
         if not row.path or "" in row.labels or row.split == "":
             label = "one of its labels" if row.has_list else "its label"
             empty = "its path" if not row.path else label if "" in row.labels else "its split"
-            raise DataError(f"{row.where}: {empty} is empty")
+            raise DataError("list.empty-cell", path=path, line=row.line, name=empty)
         full = os.path.normpath(os.path.join(inside, row.path))
         if "://" in row.path:
-            raise DataError(f"{row.where}: {row.path!r} is a URL: download the images")
+            raise DataError("list.image-is-url", path=path, line=row.line, image=row.path)
         if not is_inside(full.removeprefix(inside)):
-            raise DataError(f"{row.where}: {row.path!r} lies {_outside(place)}")
+            raise DataError(
+                "list.image-outside-folder",
+                path=path,
+                line=row.line,
+                image=row.path,
+                folder=_root(place),
+                location=place.location,
+            )
         is_here = full.startswith(here)
         name = full[len(here) :] if is_here else os.path.relpath(full, real_here)
-        yield row._replace(path=name, split=_split(row))
+        yield row._replace(path=name, split=_split(path, row))
 
 
-def _split(row: _Row) -> str | None:
+def _split(path: str, row: _Row) -> str | None:
     if row.split is None or (split := split_named(row.split)):
         return row.split and split
     hint = did_you_mean(row.split, ("train", "val", "test", "training", "validation"))
-    raise DataError(f"{row.where}: its split is {row.split!r}, none of train, val and test{hint}")
+    raise DataError("list.unknown-split", path=path, line=row.line, split=row.split, hint=hint)
 
 
 def _text_lines(path: str) -> Iterator[str]:
@@ -221,11 +246,9 @@ def _text_lines(path: str) -> Iterator[str]:
                 try:
                     yield line.decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError:
-                    raise DataError(
-                        f"{path}, line {number}: is not UTF-8: save the list as UTF-8"
-                    ) from None
+                    raise DataError("list.not-utf8", path=path, line=number) from None
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        raise DataError("file.unreadable", path=path, reason=error.strerror) from None
 
 
 def _csv_rows(path: str, wanted: str | None) -> Iterator[_Row]:
@@ -234,19 +257,24 @@ def _csv_rows(path: str, wanted: str | None) -> Iterator[_Row]:
     reader = csv.reader(chain([first], lines), delimiter=_delimiter(first), strict=True)
     try:
         names = next(reader, [])
-        columns = _columns(names, f"{path}, line 1, the header", wanted)
+        columns = _columns(names, path, wanted)
         for cells in reader:
-            where = f"{path}, line {reader.line_num}"
             if not any(cell.strip() for cell in cells):
                 continue  # a blank line, or the empty row of a spreadsheet
             if len(cells) != len(names):
                 raise DataError(
-                    f"{where}: has {len(cells)} cells, and the header {len(names)}: put quotes "
-                    f"around a text with {reader.dialect.delimiter!r} in it"
+                    "list.wrong-cell-count",
+                    path=path,
+                    line=reader.line_num,
+                    num_cells=len(cells),
+                    num_columns=len(names),
+                    delimiter=reader.dialect.delimiter,
                 )
-            yield _row(where, columns, cells)
+            yield _row(reader.line_num, columns, cells)
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: is not CSV ({error})") from None
+        raise DataError(
+            "list.not-csv", path=path, line=reader.line_num, reason=str(error)
+        ) from None
 
 
 def _delimiter(header: str) -> str:
@@ -254,10 +282,10 @@ def _delimiter(header: str) -> str:
     return max(_DELIMITERS, key=_QUOTED.sub("", header).count)
 
 
-def _row(where: str, columns: _Columns, cells: Sequence[str]) -> _Row:
+def _row(line: int, columns: _Columns, cells: Sequence[str]) -> _Row:
     label = cells[columns.label].strip()
     labels = [label]
     if columns.has_list:
         labels = [part.strip() for part in label.split(_BETWEEN)] if label else []
     split = None if columns.split is None else cells[columns.split].strip()
-    return _Row(where, cells[columns.path].strip(), labels, columns.has_list, split)
+    return _Row(line, cells[columns.path].strip(), labels, columns.has_list, split)

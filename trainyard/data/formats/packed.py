@@ -80,10 +80,7 @@ def check_shard(source: Source) -> None:
         zip(table.offset.tolist(), table.size.tolist(), table.crc.tolist(), strict=True)
     ):
         if checksum(source, offset, offset + size) != crc:
-            raise DataError(
-                f"{source.name}: sample {number}, byte {offset}: its checksum does not match its "
-                "bytes"
-            )
+            raise DataError("packed.wrong-checksum", path=source.name, number=number, offset=offset)
 
 
 def write(path: Path, samples: Iterable[EncodedSample], classes: Sequence[str] | None) -> None:
@@ -121,7 +118,7 @@ def _read_shard(
     with closing(open_source(place.path(name))) as source:
         table = read_table(source)
     if table.classes != classes:
-        raise DataError(f"{source.name}: its classes differ from those of {first}")
+        raise DataError("data.files-differ-in-classes", path=source.name, first=first)
     return FileRows(
         name,
         _array("q", table.offset, "<i8"),
@@ -159,13 +156,15 @@ def _read_footer(source: Source, end: bytes) -> tuple[int, int, int, int]:
     if not is_whole:
         if source.read(0, min(8, source.size)) == _MAGIC:
             raise _damaged(source, "it is cut short")
-        raise DataError(f"{source.name}: not a packed shard; `trainyard data pack` writes them")
+        raise DataError("packed.not-packed", path=source.name)
     _, version, checksum, count, names, table, own = _FOOTER.unpack(footer)
     if version != _VERSION:
         raise DataError(
-            f"{source.name}: a packed shard of version {version}, and this version of Trainyard "
-            "reads "
-            f"{_VERSION}; install the version that wrote it, or pack again"
+            "file.other-version",
+            path=source.name,
+            version=version,
+            known=_VERSION,
+            hint=", or pack again",
         )
     if crc32c(footer[:-4]) != own:
         raise _damaged(source, "the checksum of its footer does not match")
@@ -194,7 +193,7 @@ def _check(source: Source, table: Table, end: int) -> None:
 
 
 def _damaged(source: Source, why: str) -> DataError:
-    return DataError(f"{source.name}: a damaged packed shard: {why}; copy or pack it anew")
+    return DataError("packed.damaged", path=source.name, reason=why)
 
 
 def _array(kind: str, values: NDArray[Any], dtype: str) -> "array[int]":

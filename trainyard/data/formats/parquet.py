@@ -21,7 +21,7 @@ import numpy as np
 
 from trainyard.data.formats.example import BufferedReader
 from trainyard.data.formats.left_out import LeftOut
-from trainyard.data.formats.parquet_layout import PATHS, Layout, find_layout, metadata_of
+from trainyard.data.formats.parquet_layout import Layout, find_layout, metadata_of
 from trainyard.data.formats.parquet_pages import Column, NotByOffset, NullValue, find_values
 from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import (
@@ -97,7 +97,10 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise DataError(f"Parquet needs pyarrow: {install_hint('parquet')}") from None
+        hint = install_hint("parquet")
+        raise DataError(
+            "data.needs-package", name="Parquet", package="pyarrow", hint=hint
+        ) from None
     return pyarrow, pyarrow.parquet
 
 
@@ -110,7 +113,9 @@ def _open(name: str) -> Iterator[tuple[Any, Source]]:
             yield pq.ParquetFile(SourceStream(source)), source
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise DataError(f"{name}: not a readable Parquet file ({reason})") from None
+            raise DataError(
+                "data.malformed-file", path=name, format="Parquet", reason=reason
+            ) from None
 
 
 # --- reading ---
@@ -142,8 +147,9 @@ def _rows(
         splits |= splits_of
         if len(splits) > 1:
             raise DataError(
-                f"{place.path(rows.path)}: its rows or those of files before it are of several "
-                f"splits, {', '.join(sorted(splits))}: write files of one split each"
+                "parquet.several-splits",
+                path=place.path(rows.path),
+                names=", ".join(sorted(splits)),
             )
         if rows.sizes:
             yield rows._replace(labels=[numbers[n] for n in rows.labels]) if numbers else rows
@@ -159,7 +165,7 @@ def _read_file(place: ResolvedLocation, first: str, layout: Layout, name: str) -
     with _open(place.path(name)) as (file, source):
         own = find_layout(file, source.name, place.options.get("label"))
         if (own.label, own.is_text, own.classes) != (layout.label, layout.is_text, layout.classes):
-            raise DataError(f"{source.name}: its labels or classes differ from those of {first}")
+            raise DataError("data.files-differ-in-labels", path=source.name, first=first)
         data = BufferedReader(source, _REMOTE_READ) if is_remote(name) else BufferedReader(source)
         for number in range(file.metadata.num_row_groups):
             group = _Group(number, len(sizes))
@@ -196,32 +202,33 @@ def _spans(file: Any, layout: Layout, group: _Group, data: BufferedReader) -> It
         most_level=file.schema.column(layout.image).max_definition_level,
     )
     if column.rows != rows.num_rows:
-        raise DataError(f"{data.name}: row group {group.number} is damaged")
+        reason = f"its images have {column.rows:,} values for {rows.num_rows:,} rows"
+        raise DataError(
+            "parquet.damaged-row-group", path=data.name, group=group.number, reason=reason
+        )
     count = 0
     try:
         for page in find_values(data, column, decompress):
             count += len(page)
             yield page
     except NullValue as error:
-        row = count + error.row
-        what = _no_image(file, layout, group, row)
-        raise DataError(f"{data.name}: row {group.first + row}: {what}") from None
+        raise _no_image(file, layout, group, count + error.row, path=data.name) from None
     except NotByOffset as error:
-        raise DataError(
-            f"{data.name}: its images cannot be read by their offset, because {error}; write the "
-            'file anew without compression: python -c "import pyarrow.parquet as p; '
-            "p.write_table(p.read_table('FILE'), 'NEW', compression='none', use_dictionary=False, "
-            'row_group_size=100)"'
-        ) from None
+        raise DataError("parquet.images-encoded", path=data.name, reason=str(error)) from None
     except ValueError as error:
-        raise DataError(f"{data.name}: row group {group.number} is damaged: {error}") from None
+        raise DataError(
+            "parquet.damaged-row-group", path=data.name, group=group.number, reason=str(error)
+        ) from None
 
 
-def _no_image(file: Any, layout: Layout, group: _Group, row: int) -> str:
-    """What a row of a group has in place of an image."""
+def _no_image(file: Any, layout: Layout, group: _Group, row: int, *, path: str) -> DataError:
+    """The error of a row of a group that has no image."""
     found = file.read_row_group(group.number, columns=[layout.image_name]).column(0)[row].as_py()
-    path = found.get("path") if isinstance(found, dict) else None
-    return f"holds no image, but a path ({path}): its file {PATHS}" if path else "has no image"
+    image = found.get("path") if isinstance(found, dict) else None
+    row += group.first
+    if image:
+        return DataError("parquet.row-of-path", path=path, row=row, image=image)
+    return DataError("parquet.no-image", path=path, row=row)
 
 
 def _splits(file: Any, layout: Layout, group: _Group) -> set[str]:
@@ -238,7 +245,10 @@ def _labels(file: Any, layout: Layout, group: _Group, name: str) -> tuple[list[A
     def check(is_wrong: Any, what: str) -> None:
         wrong = np.flatnonzero(is_wrong)
         if len(wrong):
-            raise DataError(f"{name}: row {rows[wrong[0]]}: {layout.label} {what}")
+            row = int(rows[wrong[0]])
+            raise DataError(
+                "parquet.no-label", path=name, row=row, column=layout.label, reason=what
+            )
 
     column = file.read_row_group(group.number, columns=[layout.label], use_threads=False).column(0)
     column, counts = column.combine_chunks(), []
@@ -256,8 +266,12 @@ def _labels(file: Any, layout: Layout, group: _Group, name: str) -> tuple[list[A
     labels = numbers.to_numpy(zero_copy_only=False).astype(np.int64)
     limit = MAX_CLASSES if layout.classes is None else len(layout.classes)
     check(labels == -1, "is -1, which stands for no label")
-    wrong = (labels < 0) | (labels >= limit)
-    check(wrong, f"is {labels[wrong][:1].sum()}, which is no class number")
+    wrong = np.flatnonzero((labels < 0) | (labels >= limit))
+    if len(wrong):
+        row, value = int(rows[wrong[0]]), int(labels[wrong[0]])
+        raise DataError(
+            "parquet.not-a-class-number", path=name, row=row, column=layout.label, value=value
+        )
     if max(counts, default=0) > 2 and labels.max() < 2:
-        check(labels >= 0, "is a vector of 0 and 1: write the numbers of the classes")
+        raise DataError("parquet.label-is-vector", path=name, row=int(rows[0]), column=layout.label)
     return labels.tolist(), counts

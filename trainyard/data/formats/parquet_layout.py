@@ -12,10 +12,6 @@ from trainyard.data.formats.columns import find_column, missing
 from trainyard.errors import DataError
 
 _KEY = b"huggingface"
-PATHS = (
-    "holds paths, not images: embed the images in the file, as `push_to_hub` of datasets does, or "
-    "name their folder, or a list (.csv) of the paths, as the data"
-)
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ def find_layout(file: Any, name: str, label: str | None = None) -> Layout:
     if at is None:
         raise missing("label", schema.names, name)
     label = str(schema.names[at])
-    has_lists, is_text = _label_kind(schema.field(at).type, f"{name}: its column {label!r}")
+    has_lists, is_text = _label_kind(schema.field(at).type, name, label)
     image, image_name = _find_image(file, features, name, label)
     at = find_column("split", schema.names, name)
     return Layout(
@@ -94,14 +90,11 @@ def _find_image(file: Any, features: dict[str, Any], name: str, label: str) -> t
         raise missing("image", schema.names, name)
     kind = schema.field(at).type
     if _is_text(kind) or (is_struct(kind) and kind.get_field_index("path") >= 0):
-        raise DataError(f"{name}: its column {schema.names[at]!r} {PATHS}")
-    raise DataError(
-        f"{name}: its column {schema.names[at]!r} is {kind}, and no images: expected binary, or "
-        "struct<bytes: binary, path: string>, with the contents of image files"
-    )
+        raise DataError("parquet.column-of-paths", path=name, column=schema.names[at])
+    raise DataError("parquet.column-not-images", path=name, column=schema.names[at], type=str(kind))
 
 
-def _label_kind(kind: Any, where: str) -> tuple[bool, bool]:
+def _label_kind(kind: Any, path: str, column: str) -> tuple[bool, bool]:
     """Whether labels are lists, and whether they are texts; DataError unless they are numbers."""
     from pyarrow import types
 
@@ -109,10 +102,7 @@ def _label_kind(kind: Any, where: str) -> tuple[bool, bool]:
     value = kind.value_type if has_lists else kind
     number = value.value_type if types.is_dictionary(value) else value
     if not _is_text(value) and not types.is_integer(number):
-        raise DataError(
-            f"{where} is {kind}: labels are whole numbers or texts, or lists of them; or name "
-            "another column of labels: LOCATION#label=COLUMN"
-        )
+        raise DataError("parquet.unknown-label-type", path=path, column=column, type=str(kind))
     return has_lists, _is_text(value)
 
 
@@ -154,7 +144,7 @@ def _names(feature: Any, name: str) -> list[str] | None:
     if names is None:
         return None
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
-        raise DataError(f"{name}: the names of its classes are no list of names")
+        raise DataError("parquet.class-names-no-list", path=name)
     if len({*names}) < len(names):
-        raise DataError(f"{name}: a name of a class appears twice in its metadata")
+        raise DataError("data.class-name-twice", path=name)
     return names

@@ -60,9 +60,10 @@ def check_no_splits(location: str, classes: Sequence[str], folders: Iterable[str
         splits = sorted(classes)
     if splits:
         raise DataError(
-            f"{location}: {' and '.join(splits[:3])} {'are splits' if splits[1:] else 'is a split'}"
-            " by name, and no class: name each by --data.train and --data.val if it has a folder "
-            "or a tar per class; without these its images have no labels"
+            "data.splits-as-classes",
+            location=location,
+            names=" and ".join(splits[:3]),
+            what="are splits" if splits[1:] else "is a split",
         )
     inside: dict[str, list[str]] = {}
     for folder in folders:
@@ -71,7 +72,4 @@ def check_no_splits(location: str, classes: Sequence[str], folders: Iterable[str
     for above, names in inside.items():
         if above and (splits := splits_among(names)):
             path = os.path.join(location, above)
-            raise DataError(
-                f"{path}: holds {' and '.join(splits)}, so it is no class: name it as the location "
-                f"if the classes lie in these ({path}), or move these above the classes"
-            )
+            raise DataError("data.class-holds-splits", path=path, names=" and ".join(splits))

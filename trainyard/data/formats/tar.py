@@ -58,6 +58,22 @@ class _Broken(Exception):
     """A problem of a header; `walk` adds its position."""
 
 
+class _Compressed(_Broken):
+    """The archive is compressed; the argument is the tool that decompresses it."""
+
+
+class _PointsOut(_Broken):
+    """The member of this name would lie outside of the archive."""
+
+
+class _Sparse(_Broken):
+    """A file with holes is not stored in one piece."""
+
+
+class _Link(_Broken):
+    """The member is no file; the arguments are its name and what it is."""
+
+
 class BufferedTarReader:
     """A source for one thread that reads it from front to back.
 
@@ -98,7 +114,8 @@ class SequentialReader:
     def read(self, offset: int, size: int) -> bytes:
         """`size` bytes further on. DataError if the stream ends before."""
         if size > _MAX_READ:
-            raise DataError(f"{self.name}, byte {offset}: {size:,} bytes are implausible")
+            reason = f"{size:,} bytes are implausible"
+            raise DataError("tar.damaged", path=self.name, offset=offset, reason=reason)
         while self._position < offset:
             self._take(min(offset - self._position, _AHEAD))
         return self._take(size)
@@ -107,7 +124,7 @@ class SequentialReader:
         """Reads the bytes after the end mark. DataError if they are more than padding."""
         while content := self._stream.read(_AHEAD):
             if content.strip(b"\0"):
-                raise DataError(_second_archive(self.name, self._position))
+                raise DataError("tar.second-archive", path=self.name, offset=self._position)
 
     def close(self) -> None:
         self._stream.close()
@@ -116,7 +133,7 @@ class SequentialReader:
         content = self._stream.read(size)
         self._position += len(content)
         if len(content) < size:
-            raise DataError(_truncated(self.name, self._position))
+            raise DataError("tar.truncated", path=self.name, offset=self._position)
         return content
 
 
@@ -150,16 +167,16 @@ def walk(
             name, kind, size = _parse(block, override)
             member = Member(name, position + _BLOCK, size)
             if member.offset + size > end:
-                raise _Broken(f"the archive is truncated inside a member of {size:,} bytes")
+                raise DataError("tar.truncated-member", path=tar.name, offset=position, size=size)
             is_file = kind in _REGULAR
             override = {} if is_file else _override(tar, member, kind, override)
         except _Broken as error:
-            raise DataError(f"{tar.name}, byte {position}: {error}") from None
+            raise _error(tar.name, position, error) from None
         # Tars older than POSIX mark a folder by a slash.
         if (is_file and name[-1:] != "/") or (kind in _WITHOUT_CONTENT and kind != b"5"):
             yield member
         position = member.offset + -(-size // _BLOCK) * _BLOCK
-    raise DataError(_truncated(tar.name, end))
+    raise DataError("tar.truncated", path=tar.name, offset=end)
 
 
 def find_header(tar: BufferedTarReader, start: int, until: int) -> int | None:
@@ -183,18 +200,22 @@ def _check_end(tar: BufferedTarReader, position: int, end: int) -> None:
     """DataError if there is more than padding behind the end mark at byte `position`."""
     for start in range(position, end, _AHEAD):
         if tar.read(start, min(_AHEAD, end - start)).strip(b"\0"):
-            raise DataError(_second_archive(tar.name, position))
+            raise DataError("tar.second-archive", path=tar.name, offset=position)
 
 
-def _second_archive(name: str, position: int) -> str:
-    return (
-        f"{name}: goes on after the end mark of its tar at byte {position}, as if it were several "
-        "in one file: write one tar, or a file for each and name them by a brace list"
-    )
-
-
-def _truncated(name: str, end: int) -> str:
-    return f"{name}: the archive is truncated: it ends at byte {end} without its end mark"
+def _error(path: str, offset: int, broken: _Broken) -> DataError:
+    """The error of a problem of the header at a byte of a tar."""
+    match broken:
+        case _Compressed():
+            return DataError("tar.compressed", path=path, hint=f" ({broken})")
+        case _PointsOut():
+            return DataError("tar.member-outside", path=path, offset=offset, name=str(broken))
+        case _Sparse():
+            return DataError("tar.sparse-file", path=path, offset=offset)
+        case _Link():
+            name, kind = broken.args
+            return DataError("tar.no-file", path=path, offset=offset, name=name, kind=kind)
+    return DataError("tar.damaged", path=path, offset=offset, reason=str(broken))
 
 
 def some_names(tar: Source) -> Iterator[str]:
@@ -242,7 +263,7 @@ def _parse(block: bytes, override: dict[str, str]) -> tuple[str, bytes, int]:
     total = (adler32(block) & 0xFFFF) - (adler32(checksum) & 0xFFFF) + 8 * ord(" ")
     stored = _octal(checksum)
     if stored is None or (total - stored) % 65521:
-        raise _Broken(_not_a_header(block))
+        raise _no_header(block)
     if override and kind in _REGULAR and "size" in override:
         size = _decimal(override["size"])
     else:
@@ -255,17 +276,15 @@ def _parse(block: bytes, override: dict[str, str]) -> tuple[str, bytes, int]:
             raw = prefix.partition(b"\0")[0] + b"/" + raw
         name = raw.decode("utf-8", "surrogateescape")
     if name.startswith("/") or (".." in name and ".." in name.split("/")):
-        raise _Broken(
-            f"the member {name[:200]!r} points out of the archive; do not trust this file"
-        )
+        raise _PointsOut(name[:200])
     return name, kind, size
 
 
-def _not_a_header(block: bytes) -> str:
+def _no_header(block: bytes) -> _Broken:
     for magic, tool in _COMPRESSIONS.items():
         if block.startswith(magic):
-            return f"the archive is compressed; samples are read by offset: decompress it ({tool})"
-    return "not a tar header (its checksum does not match)"
+            return _Compressed(tool)
+    return _Broken("not a tar header (its checksum does not match)")
 
 
 def _size(field: bytes) -> int:
@@ -300,17 +319,11 @@ def _override(tar: Source, member: Member, kind: bytes, override: dict[str, str]
             raise _Broken("a pax header gives all members one name or size")
         return override | found
     if kind == b"S":
-        raise _Broken(_SPARSE)
+        raise _Sparse
     is_wanted = is_image(member.name) or member.name.endswith(".tar")
     if kind in _WITHOUT_CONTENT and kind != b"5" and is_wanted:
-        raise _Broken(
-            f"{member.name!r} is {_WITHOUT_CONTENT[kind]}, not a file; "
-            "write the archive with tar --dereference --hard-dereference"
-        )
+        raise _Link(member.name, _WITHOUT_CONTENT[kind])
     return {}
-
-
-_SPARSE = "a file with holes is not stored in one piece; write the archive without tar --sparse"
 
 
 def _pax_records(content: bytes) -> dict[str, str]:
@@ -325,7 +338,7 @@ def _pax_records(content: bytes) -> dict[str, str]:
         if not equals or position + length > len(content):
             raise _Broken("broken pax header")
         if key.startswith(b"GNU.sparse."):
-            raise _Broken(_SPARSE)
+            raise _Sparse
         if key in (b"path", b"size"):
             found[key.decode()] = _text(value.removesuffix(b"\n"))
         position += length

@@ -78,7 +78,12 @@ def check_shard(source: Source) -> None:
     for record in _records(BufferedReader(source)):
         begin, end = record.data
         if source.read(end, _TAIL) != _masked(checksum(source, begin, end)):
-            raise DataError(f"{record.where(source)}: its checksum does not match its data")
+            raise DataError(
+                "tfrecord.wrong-checksum",
+                path=source.name,
+                record=record.number,
+                offset=record.start,
+            )
 
 
 # --- reading ---
@@ -88,9 +93,6 @@ class _Record(NamedTuple):
     number: int  # from 1
     start: int  # byte of the length
     data: Span
-
-    def where(self, file: Source | BufferedReader) -> str:
-        return f"{file.name}: record {self.number}, byte {self.start}"
 
 
 def _shards(place: ResolvedLocation) -> tuple[str, ...]:
@@ -119,12 +121,16 @@ def _united(known: dict[int, str], found: dict[int, str], name: str) -> dict[int
     united = known | found
     for label, synset in known.items():
         if united[label] != synset:
-            raise DataError(
-                f"{name}: label {label + 1} is {united[label]!r} here, {synset!r} elsewhere"
-            )
+            raise _named_twice(name, label, united[label], synset)
     if len(set(united.values())) < len(united):
-        raise DataError(f"{name}: gives one image/class/synset two labels")
+        raise DataError("tfrecord.class-numbered-twice", path=name)
     return united
+
+
+def _named_twice(path: str, label: int, name: str, other: str) -> DataError:
+    return DataError(
+        "tfrecord.label-named-twice", path=path, label=label + 1, name=name, other=other
+    )
 
 
 def _read_shard(place: ResolvedLocation, name: str) -> tuple[FileRows, _Synsets]:
@@ -134,15 +140,19 @@ def _read_shard(place: ResolvedLocation, name: str) -> tuple[FileRows, _Synsets]
         data = BufferedReader(source)
         for record in _records(data):
             try:
-                (start, end), label, synset = _sample(data, record.data)
+                (start, end), label, synset = _sample(data, record)
                 if synset is None:
                     synsets = None
                 elif synsets is not None and synsets.setdefault(label, synset) != synset:
-                    raise ValueError(
-                        f"label {label + 1} is {synset!r} here, {synsets[label]!r} before"
-                    )
+                    raise _named_twice(data.name, label, synset, synsets[label])
             except ValueError as error:
-                raise DataError(f"{record.where(data)}: {error}") from None
+                raise DataError(
+                    "tfrecord.bad-record",
+                    path=data.name,
+                    record=record.number,
+                    offset=record.start,
+                    reason=str(error),
+                ) from None
             offsets.append(start)
             sizes.append(end - start)
             labels.append(label)
@@ -155,19 +165,23 @@ def _records(data: BufferedReader) -> Iterator[_Record]:
     while position < data.size:
         record = _Record(number, position, (position + _HEAD, position + _HEAD))
         if position + _HEAD + _TAIL > data.size:
-            raise DataError(f"{record.where(data)}: the file is truncated")
+            raise DataError("tfrecord.truncated", path=data.name, record=number, offset=position)
         head = data.read(position, _HEAD)
         if not _length_is_sound(head):
-            is_compressed = not position and head.startswith(_GZIP)
-            hint = "the file is compressed; unpack it with gunzip" if is_compressed else "damaged"
+            if not position and head.startswith(_GZIP):
+                raise DataError("tfrecord.compressed", path=data.name)
             raise DataError(
-                f"{record.where(data)}: the checksum of the length does not match ({hint})"
+                "tfrecord.damaged-length", path=data.name, record=number, offset=position
             )
         length = int.from_bytes(head[:8], "little")
         end = position + _HEAD + length
         if end + _TAIL > data.size:
             raise DataError(
-                f"{record.where(data)}: the file is truncated inside a record of {length:,} bytes"
+                "tfrecord.truncated-record",
+                path=data.name,
+                record=number,
+                offset=position,
+                size=length,
             )
         yield record._replace(data=(position + _HEAD, end))
         position, number = end + _TAIL, number + 1
@@ -183,32 +197,46 @@ def _masked(checksum: int) -> bytes:
     return struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)
 
 
-def _sample(data: BufferedReader, span: Span) -> tuple[Span, int, str | None]:
+def _sample(data: BufferedReader, record: _Record) -> tuple[Span, int, str | None]:
     """The span of the image, the label from 0, and the class's name or None."""
-    found = find_features(data, span, _FEATURES)
+    found = find_features(data, record.data, _FEATURES)
     if _IMAGE in found and _LABEL in found:
         image, label_name = _IMAGE, _LABEL
     elif _TFDS_IMAGE in found and _TFDS_LABEL in found:
         image, label_name = _TFDS_IMAGE, _TFDS_LABEL
     else:
-        names = " and ".join(sorted(name.decode() for name in found)) or "none of these"
-        raise ValueError(
-            "expected the features image/encoded and image/class/label, or image and label; "
-            f"found {names}"
+        raise DataError(
+            "tfrecord.missing-features",
+            path=data.name,
+            record=record.number,
+            offset=record.start,
+            names=" and ".join(sorted(name.decode() for name in found)) or "none of these",
         )
-    stored = _read(one_int, data, found, label_name)
-    if stored == 0 and label_name == _LABEL:
-        raise ValueError(
-            "image/class/label is 0, which that layout leaves unused, since it counts from 1; "
-            "store labels that count from 0 as the features image and label"
-        )
-    label = stored if label_name == _TFDS_LABEL else stored - 1
-    if not 0 <= label < MAX_CLASSES:
-        raise ValueError(f"{label_name.decode()} is {stored}, which is not a class number")
+    label = _label(data, record, found, label_name)
     where = _read(one_bytes, data, found, image)
     if label_name == _TFDS_LABEL:
         return where, label, None
     return where, label, _read(one_text, data, found, _SYNSET) if _SYNSET in found else None
+
+
+def _label(data: BufferedReader, record: _Record, found: dict[bytes, Span], feature: bytes) -> int:
+    """The label from 0. DataError if the feature holds none."""
+    stored = _read(one_int, data, found, feature)
+    if stored == 0 and feature == _LABEL:
+        raise DataError(
+            "tfrecord.label-0", path=data.name, record=record.number, offset=record.start
+        )
+    label = stored if feature == _TFDS_LABEL else stored - 1
+    if not 0 <= label < MAX_CLASSES:
+        raise DataError(
+            "tfrecord.not-a-class-number",
+            path=data.name,
+            record=record.number,
+            offset=record.start,
+            feature=feature.decode(),
+            value=stored,
+        )
+    return label
 
 
 _Value = TypeVar("_Value")

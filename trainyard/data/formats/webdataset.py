@@ -117,7 +117,7 @@ def _grouped(name: str, path: str, parts: Iterable["_Part"]) -> FileScan:
     offsets, sizes, labels, counts = array("q"), array("q"), array("i"), array("i")
     shard = _Shard(path)
     for key, some in shard.samples(parts):
-        image, label = _sample(some, f"{path}: sample {key!r}")
+        image, label = _sample(some, path, key)
         offsets.append(image.member.offset)
         sizes.append(image.member.size)
         if isinstance(label, list):
@@ -126,9 +126,7 @@ def _grouped(name: str, path: str, parts: Iterable["_Part"]) -> FileScan:
         else:
             labels.append(label)
         if len(counts) not in (0, len(sizes)):
-            raise DataError(
-                f"{path}: sample {key!r}: some samples have a list of labels and some a number"
-            )
+            raise DataError("webdataset.mixed-labels", path=path, sample=key)
     rows = [FileRows(name, offsets, sizes, labels, counts=counts or None)]
     return FileScan(rows, shard.left_out())
 
@@ -147,10 +145,7 @@ class _Shard:
         for key, some in groupby(self._needed(parts), key=attrgetter("key")):
             sample = list(some)
             if key in self._keys:
-                raise DataError(
-                    f"{self._path}: sample {key!r} is stored twice, as `tar -r` does for a newer "
-                    "one: write the shard anew, with a key for each sample"
-                )
+                raise DataError("webdataset.sample-stored-twice", path=self._path, sample=key)
             self._keys.add(key)
             self._others.pop(key, None)
             yield key, sample
@@ -277,12 +272,9 @@ def streamed(tar: SequentialReader) -> Iterator[Streamed]:
     """The samples of a shard in stored order; reads the shard to its end."""
     shard = _Shard(tar.name)
     for key, parts in shard.samples(_parts(tar, members(tar), images=True)):
-        image, label = _sample(parts, f"{tar.name}: sample {key!r}")
+        image, label = _sample(parts, tar.name, key)
         if isinstance(label, list):
-            raise DataError(
-                f"{tar.name}: sample {key!r} has a list of labels, which data.order = 'join' does "
-                "not read: use another order"
-            )
+            raise DataError("stream.label-lists", path=tar.name, sample=key)
         yield Streamed(key, image.member.offset, image.content, label)
     tar.finish()
     if (left_out := shard.left_out()) and not _told:
@@ -320,7 +312,7 @@ def _split(name: str) -> tuple[str, str]:
     return name[:dot], name[dot:].lower()
 
 
-def _sample(parts: list[_Part], where: str) -> tuple[_Part, int | list[int]]:
+def _sample(parts: list[_Part], path: str, key: str) -> tuple[_Part, int | list[int]]:
     """The image and the label, or list of labels, among the parts of one key.
 
     An array counts where there is no other image.
@@ -331,15 +323,18 @@ def _sample(parts: list[_Part], where: str) -> tuple[_Part, int | list[int]]:
     labels = labels or [part for part in parts if part.field == ".json"]
     if len(images) != 1 or len(labels) != 1:
         found = ", ".join(part.member.name for part in parts)
-        raise DataError(
-            f'{where}: expected one image and one label (.cls, or .json with "label"), '
-            f"found {found}"
-        )
+        raise DataError("webdataset.incomplete-sample", path=path, sample=key, names=found)
     read_label = _ascii_or_binary if labels[0].field == ".cls" else _from_json
     label = read_label(labels[0].content)
     if not all(0 <= one < MAX_CLASSES for one in ([label] if isinstance(label, int) else label)):
-        shown = labels[0].content[:60]
-        raise DataError(f"{where}: {shown!r} in {labels[0].field} is not a class number")
+        shown = repr(labels[0].content[:60])
+        raise DataError(
+            "webdataset.not-a-class-number",
+            path=path,
+            sample=key,
+            value=shown,
+            suffix=labels[0].field,
+        )
     return images[0], label
 
 
@@ -407,7 +402,7 @@ def write(path: Path, samples: Iterable[EncodedSample], classes: Sequence[str] |
 def _header(name: str, size: int) -> bytes:
     raw = name.encode("utf-8", "surrogateescape")
     if len(raw) > 100:
-        raise DataError(f"{name}: a name in a WebDataset shard has at most 100 bytes")
+        raise DataError("webdataset.name-too-long", name=name)
     header = _HEADER % (raw.ljust(100, b"\0"), size)
     checksum = (adler32(header) & 0xFFFF) - 1  # the sum of the bytes, here below 65521
     return b"%b%06o\0 %b" % (header[:148], checksum, header[156:])

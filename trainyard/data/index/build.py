@@ -100,10 +100,10 @@ def _collect(scan: Scan, progress: Progress) -> tuple[dict[str, Header], dict[st
         print_line(f"{scan.place.location}: {remark}a file is missed")
     tables = _tables(scan, progress)
     if (scan.place.split or "") not in tables:
-        raise DataError(_wrong_split(scan, [split for split in tables if split]))
+        raise _no_table(scan, [split for split in tables if split])
     classes = _name_classes(scan, tables)
     if not classes and not any(table.label for table in tables.values()):
-        raise DataError(f"{scan.place.location}: none of its images has a label")
+        raise DataError("data.no-labels", location=scan.place.location)
     common = {
         "format": scan.format,
         "has_names": classes is not None,
@@ -148,16 +148,19 @@ def _stamp_of_images(scan: Scan, table: "_Table") -> Stamps:
     return {IMAGES: images_stamp(scan.place.root, names, sizes)}
 
 
-def _wrong_split(scan: Scan, found: list[str]) -> str:
+def _no_table(scan: Scan, found: list[str]) -> DataError:
+    """The error of a scan without samples of the place's split; `found`: the splits with some."""
     place = scan.place
     if not found and place.split:
-        return f"{place.location}: holds no splits; leave #{place.split} away"
+        return DataError("data.no-splits", location=place.location, split=place.split)
     if not found:
-        left_out = f"; left out: {scan.left_out}" if scan.left_out else ""
-        return f"{place.location}: no images found in it{left_out}"
+        hint = f"; left out: {scan.left_out}" if scan.left_out else ""
+        return DataError("data.all-left-out", location=place.location, hint=hint)
     meant = closest(place.split or "", found) or found
     choices = " or ".join(f"{place.location}{place.option_text}#{split}" for split in meant)
-    return f"{place.location}: holds {len(found)} splits; write {choices}"
+    return DataError(
+        "data.several-splits", location=place.location, num_splits=len(found), names=choices
+    )
 
 
 # --- the rows, as they are found ---
@@ -181,8 +184,10 @@ class _Table:
         has_lists = rows.counts is not None if len(rows.sizes) else self.has_lists
         if self.has_lists not in (None, has_lists):
             raise DataError(
-                f"{rows.path}: has {_kind(has_lists)}, and the files before it "
-                f"{_kind(not has_lists)}: write lists everywhere, or nowhere"
+                "data.mixed-labels",
+                path=rows.path,
+                kind=_kind(has_lists),
+                other=_kind(not has_lists),
             )
         self.has_lists = has_lists
         if rows.path != self._last:
@@ -253,8 +258,10 @@ def _name_classes(scan: Scan, tables: dict[str, _Table]) -> list[str] | None:
         highest = max((max(table.label, default=0) for table in tables.values()), default=0)
         if known and highest >= len(known):
             raise DataError(
-                f"{where}: holds label {highest}, but the manifest beside it names {len(known)} "
-                "classes only"
+                "manifest.label-beyond-classes",
+                location=where,
+                label=highest,
+                num_classes=len(known),
             )
         return known or None
     classes = sorted(names)
@@ -319,8 +326,10 @@ def _save(place: ResolvedLocation, header: Header, table: _Table) -> Index:
         return save_index(cached, header | {"root": root}, columns)
     except OSError as error:
         raise DataError(
-            f"{place.location}: its index can be written neither beside it nor to {cached} "
-            f"({error.strerror}); set TRAINYARD_CACHE to a writable folder"
+            "index.unwritable",
+            location=place.location,
+            path=cached,
+            reason=error.strerror,
         ) from None
 
 

@@ -32,8 +32,7 @@ def plain_names(names: Iterable[str], where: str) -> list[str]:
         plain = unicodedata.normalize("NFC", name).strip() or name
         if plain in first:
             raise DataError(
-                f"{where}: the classes {first[plain]!a} and {name!a} differ only in spaces "
-                "or in Unicode's form: give both one name"
+                "data.classes-look-alike", location=where, first=first[plain], name=name
             )
         first[plain] = name
     return list(first)
@@ -70,7 +69,14 @@ def match_classes(
     if names.keys() == set(found) and {*names.values()} == set(known):
         remark = f"{where}: classes 0 to 999 are ImageNet's, in the order of their WordNet ids"
         return Match([number_of[names[name]] for name in found], remark)
-    raise DataError(f"{where}: {_how_they_differ(known, found)}{_way_out(known, found, has_names)}")
+    raise DataError(
+        "data.unknown-classes",
+        location=where,
+        num_classes=len(found),
+        num_known=len(known),
+        differences=_how_they_differ(known, found),
+        hint=_way_out(known, found, has_names),
+    )
 
 
 def unite_classes(parts: Iterable[tuple[Sequence[str], bool]]) -> list[str]:
@@ -105,8 +111,7 @@ def _how_they_differ(known: Sequence[str], found: Sequence[str]) -> str:
         for name in new[:_NAMED]
     ]
     texts += [f"{name!r} is missing" for name in missing[:_NAMED]]
-    counts = f"{len(found)} instead of {len(known)}"
-    return f"its classes differ from those of the training data ({counts}): {', '.join(texts)}"
+    return ", ".join(texts)
 
 
 def _looks(name: str) -> str:

@@ -19,7 +19,7 @@ def check_learnable(train: Index, where: str) -> None:
         name = train.classes[int(counts.argmax())]
         deeper = _deeper(os.path.join(train.root, name)) if train.format == "folder" else ""
         hint = f"; did you mean {deeper}?" if deeper else ": give each class a folder or a label"
-        raise DataError(f"{where}: 1 class, {name!r}: there is nothing to learn{hint}")
+        raise DataError("data.one-class", location=where, name=name, hint=hint)
 
 
 def class_remarks(

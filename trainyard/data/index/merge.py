@@ -43,16 +43,10 @@ def merged_splits(
         found = [splits or {"train": place} for place, splits in zip(locations, found, strict=True)]
     for location, splits in zip(locations, found, strict=True):
         if "train" not in splits:
-            raise DataError(
-                f"{location}: has no train data, which each of several --data must have; or name "
-                "the parts by --data.train and --data.val"
-            )
+            raise DataError("data.no-train-split", location=location)
     val = [splits["val"] for splits in found if "val" in splits]
     if not val and not may_share:
-        raise DataError(
-            f"none of {', '.join(locations)} has val data: add a data set that has it, or name "
-            "one with --data.val, or take a share of the train data by --data.val_share 0.1"
-        )
+        raise DataError("data.no-val-split", locations=", ".join(locations))
     return {"train": [splits["train"] for splits in found], "val": val or None}
 
 
@@ -62,7 +56,7 @@ def validation_splits(locations: Sequence[str]) -> list[str]:
     found = [find_splits(location) or {"val": location} for location in locations]
     val = [splits["val"] for splits in found if "val" in splits]
     if not val:
-        raise DataError(f"{' and '.join(locations)}: no val data in it, but train data")
+        raise DataError("data.only-train-split", locations=" and ".join(locations))
     return val
 
 
@@ -107,10 +101,7 @@ def _unite(
     """
     kinds = {part.lists is None: place for place, part in zip(locations, parts, strict=True)}
     if len(kinds) > 1:
-        raise DataError(
-            f"{kinds[False]} has lists of labels and {kinds[True]} one label for each image: they "
-            "cannot be merged"
-        )
+        raise DataError("data.mixed-locations", location=kinds[False], other=kinds[True])
     if known is None:
         known = unite_classes((part.classes, part.has_names) for part in parts)
     for place, part in zip(locations, parts, strict=True):
@@ -156,8 +147,10 @@ def _save(path: Path, parts: Sequence[Index], header: dict[str, Any]) -> Index:
         return save_index(path, header, _columns(parts, header["classes"]))
     except OSError as error:
         raise DataError(
-            f"the index of the merged data cannot be written to {path} ({error.strerror}); set "
-            "TRAINYARD_CACHE to a writable folder"
+            "index.unwritable",
+            location=" and ".join(map(_root, parts)),
+            path=path,
+            reason=error.strerror,
         ) from None
 
 

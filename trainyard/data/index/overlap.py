@@ -48,9 +48,11 @@ def check_apart(train: Index | tuple[str, ...], val: Index) -> None:
     if len(shared):
         file, offset, _ = val.locate(int(shared[0]))
         raise DataError(
-            f"{len(shared):,} of {len(val):,} validation images are training images too, the first "
-            f"in {file} at byte {offset}: give each split data of its own by --data.train and "
-            "--data.val"
+            "data.val-in-train",
+            num_shared=len(shared),
+            num_images=len(val),
+            path=file,
+            offset=offset,
         )
 
 

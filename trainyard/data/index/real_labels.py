@@ -29,19 +29,21 @@ def read_labels(path: Path, index: Index) -> Labels:
     try:
         tree = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: labels cannot be read: {error}") from None
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DataError("file.unreadable", path=path, reason=reason) from None
     _check(tree, path, len(index.classes))
     numbers = _numbers(index)
     if numbers is None:
         raise DataError(
-            f"{path}: its labels go by the numbers in names such as ILSVRC2012_val_00000001.JPEG, "
-            f"which {index.root or 'merged data'} does not tell: evaluate on one folder of files "
-            "with these names, or on what `trainyard data prepare imagenet-1k` made"
+            "labels.unknown-image-numbers", path=path, location=index.root or "merged data"
         )
     if len(numbers) and int(numbers.max()) > len(tree):
         raise DataError(
-            f"{path}: has labels for {len(tree):,} images, but {index.root} has image "
-            f"{int(numbers.max()):,}"
+            "labels.too-few",
+            path=path,
+            num_labels=len(tree),
+            location=index.root,
+            number=int(numbers.max()),
         )
     return [tree[number - 1] for number in numbers.tolist()]
 
@@ -51,12 +53,15 @@ def _check(tree: Any, path: Path, num_classes: int) -> None:
         return type(value) is int and 0 <= value < num_classes
 
     if not isinstance(tree, list):
-        raise DataError(f"{path}: expected a JSON list with a list of class numbers for each image")
+        raise DataError("labels.not-a-list", path=path)
     for number, labels in enumerate(tree, start=1):
         if not (isinstance(labels, list) and all(map(is_label, labels))):
             raise DataError(
-                f"{path}: image {number:,} has {json.dumps(labels)[:60]} instead of a list of "
-                f"class numbers from 0 to {num_classes - 1}"
+                "labels.not-class-numbers",
+                path=path,
+                number=number,
+                value=json.dumps(labels)[:60],
+                largest=num_classes - 1,
             )
 
 

@@ -23,7 +23,7 @@ from trainyard.data.storage.hub import files_below, is_on_hub
 from trainyard.data.storage.location import find_place, options_of, split_of, take_secrets
 from trainyard.data.storage.manifest import FILE_NAME, read_manifest
 from trainyard.data.storage.open import open_source
-from trainyard.data.storage.source import is_remote
+from trainyard.data.storage.source import is_remote, reason_of
 from trainyard.errors import DataError
 
 _COMPRESSED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz)$", re.IGNORECASE)
@@ -73,8 +73,10 @@ def train_and_val(location: str, *, may_share: bool = False) -> dict[str, str | 
             share = "the same command with --data.val_share 0.1 validates on a tenth of its images"
             wanted = f"{share}; {wanted}"
         raise DataError(
-            f"{location}: has no {' and no '.join(missing)} data; {wanted}; or name them by "
-            "--data.train and --data.val"
+            "data.missing-split",
+            location=location,
+            names=" and no ".join(missing),
+            hint=wanted,
         )
     return {split: splits[split] for split in ("train", "val")}
 
@@ -160,7 +162,7 @@ def _why_not_listed(url: str) -> str:
     try:
         open_source(name).close()
     except OSError as error:
-        return f"{FILE_NAME} there ({str(error).removeprefix(f'{name}: ')})"
+        return f"{FILE_NAME} there ({reason_of(error, name)})"
     return f"them in {FILE_NAME}"
 
 
@@ -191,10 +193,7 @@ def _in_folder(location: str) -> dict[str, str]:
         candidates[split] += _patterns(location, split, files) if is_used else []
     for split, places in candidates.items():
         if len(places) > 1 and (split != "test" or not candidates["val"]):
-            raise DataError(
-                f"{' and '.join(places)}: both are named like {split} data: move one away, or "
-                "name the data by --data.train and --data.val"
-            )
+            raise DataError("data.several-of-split", names=" and ".join(places), split=split)
     found = {split: places[0] for split, places in candidates.items() if places}
     _check_no_class(location, folders, found)
     inside = os.path.join(location, "data")  # as repositories of the Hub keep their Parquet
@@ -231,9 +230,11 @@ def _check_no_class(location: str, folders: Sequence[str], found: dict[str, str]
     others = [name for name in others if _has_image(os.path.join(location, name))]
     if others:
         raise DataError(
-            f"{location}: is {os.path.relpath(lone, location)} a class, like {others[0]}, or a "
-            f"split of the data? For a class, give --data.train {location} --data.val_share 0.1; "
-            f"for a split, name {lone} and the other split by --data.train and --data.val"
+            "data.split-or-class",
+            location=location,
+            folder=os.path.relpath(lone, location),
+            other=others[0],
+            path=lone,
         )
 
 
@@ -275,8 +276,11 @@ def _on_hub(location: str) -> dict[str, str]:
             continue
         if len(folders) > 1:
             raise DataError(
-                f"{location}: holds {split} data in several folders, {', '.join(folders)}: "
-                f"name one, as in {location.rstrip('/')}/{folders[0]}"
+                "hub.several-of-split",
+                location=location,
+                split=split,
+                names=", ".join(folders),
+                path=f"{location.rstrip('/')}/{folders[0]}",
             )
         if shards:
             folder = os.path.join(location, folders[0])
@@ -296,9 +300,9 @@ def _check_one_split(location: str, shards: Sequence[str]) -> None:
     for name in shards:
         if len(named := splits_named(name)) > 1:
             raise DataError(
-                f"{os.path.join(location, name)}: its name says {' and '.join(sorted(named))}, "
-                "and a file can be of one split only: rename it, or name the data by --data.train "
-                "and --data.val"
+                "data.file-of-two-splits",
+                path=os.path.join(location, name),
+                names=" and ".join(sorted(named)),
             )
 
 
@@ -310,8 +314,10 @@ def _check_all_read(location: str, split: str, kind: str, names: Sequence[str]) 
         if split in splits_named(name) and (is_other_case or is_compressed):
             remedy = "decompress it" if is_compressed else f"rename it to {name.lower()}"
             raise DataError(
-                f"{os.path.join(location, name)}: a shard of {split} that would not be read: "
-                f"{remedy}, move it away, or name the data by --data.train and --data.val"
+                "data.shard-passed-over",
+                path=os.path.join(location, name),
+                split=split,
+                hint=remedy,
             )
 
 
@@ -326,7 +332,4 @@ def _pattern(
     for pattern in (f"*{stem}{kind}", f"*[!a-zA-Z]{stem}[!a-zA-Z]{kind}", f"{head}{kind}"):
         if matching(names, pattern) == shards:
             return pattern
-    raise DataError(
-        f"{location}: no pattern tells its {split} shards, such as {shards[0]}, from other files: "
-        "name the data by --data.train and --data.val"
-    )
+    raise DataError("data.no-shard-pattern", location=location, split=split, name=shards[0])

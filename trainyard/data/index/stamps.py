@@ -19,7 +19,7 @@ from trainyard.data.formats.scan import IMAGE_FORMATS
 from trainyard.data.index.table import Index, StringColumn
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
-from trainyard.data.storage.source import Stamp, is_remote
+from trainyard.data.storage.source import Stamp, is_remote, reason_of
 from trainyard.errors import DataError
 
 Stamps = dict[str, Stamp | None]
@@ -137,7 +137,7 @@ def check_present(place: ResolvedLocation) -> None:
     try:
         open_source(url).close()
     except PermissionError as error:
-        raise DataError(f"{url}: {str(error).removeprefix(f'{url}: ')}") from None
+        raise DataError("storage.failed", url=url, reason=reason_of(error, url)) from None
     except OSError:
         pass
-    raise DataError(f"{url}: there is no such file{more}")
+    raise DataError("data.not-found", path=url, hint=more)

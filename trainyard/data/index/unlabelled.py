@@ -21,7 +21,7 @@ from trainyard.data.storage.location import (
     take_secrets,
 )
 from trainyard.data.storage.remote.fetch_image import fetch_image
-from trainyard.data.storage.source import is_remote
+from trainyard.data.storage.source import is_remote, reason_of
 from trainyard.errors import DataError
 
 _DOWNLOADS = 8  # at a time
@@ -84,13 +84,13 @@ def _expanded(word: str) -> list[str]:
     if os.path.exists(split_of(word)[0]):
         return [word]
     if not word:
-        raise DataError("an empty name: name an image, a folder of images or a URL")
+        raise DataError("data.empty-location")
     names = [name for text in expand_braces(word) for name in _matches(text)]
     for name in names:
         if not os.path.exists(split_of(name)[0]):
-            raise DataError(f"{name}: no such file or folder")
+            raise DataError("data.not-found", path=name, hint="")
     if not names:
-        raise DataError(f"{word}: no file matches")
+        raise DataError("data.no-match", location=word)
     return names
 
 
@@ -106,7 +106,7 @@ def _is_image(name: str) -> bool:
     if os.path.isdir(name) or not os.path.exists(name):
         return False
     if not os.path.isfile(name):
-        raise DataError(f"{name}: not a regular file")
+        raise DataError("image.not-a-file", path=name)
     if has_image_suffix(name):
         return True
     place = find_place(name)
@@ -153,7 +153,7 @@ def _fetch(url: str) -> bytes | str:
     try:
         return fetch_image(url)
     except DataError as error:
-        return str(error).removeprefix(f"{url}: ")
+        return reason_of(error, url)
 
 
 def _rows(files: Sequence[str]) -> Iterator[FileRows]:

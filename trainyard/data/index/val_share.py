@@ -77,8 +77,10 @@ def open_part(index: Index, side: Side) -> Index:
         return save_part(index, side, path)
     except OSError as error:
         raise DataError(
-            f"{index.root}: the index of its {side.split} part cannot be written to {path} "
-            f"({error.strerror}); set TRAINYARD_CACHE to a writable folder"
+            "index.unwritable",
+            location=index.root,
+            path=path,
+            reason=error.strerror,
         ) from None
 
 
@@ -87,10 +89,7 @@ def save_part(index: Index, side: Side, path: Path) -> Index:
     chosen = is_validation(index, side.share, side.seed)
     if not chosen.any() or chosen.all():
         why = "no class has two images" if index.lists is None else "it has too few images"
-        raise DataError(
-            f"{index.root}: {why}, so none can be kept for validation "
-            f"(data.val_share = {side.share}): add images, or name validation data by --data.val"
-        )
+        raise DataError("data.too-few-to-share", location=index.root, reason=why, value=side.share)
     rows = np.flatnonzero(chosen == (side.split == "val"))
     names = index.file_names
     columns = {name: getattr(index, name)[rows] for name in ("file", "offset", "size", "label")}

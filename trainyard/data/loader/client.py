@@ -87,9 +87,9 @@ class LoaderProcess:
         """
         message = self._exchange()
         if "data_error" in message:
-            raise DataError(message["data_error"])
+            raise _data_error(*message["data_error"])
         if "error" in message:
-            raise LoaderError(f"the loader process failed:\n{message['error']}")
+            raise LoaderError("loader.failed", traceback=message["error"])
         self._held = message["slot"]
         slot, count = self._ring.slots[self._held], message["count"]
         batch = replace(
@@ -139,17 +139,14 @@ class LoaderProcess:
 
     def _death(self) -> LoaderError:
         if not self._end(_DEATH_S):
-            return LoaderError(
-                "the loader process hung up and did not end; it waits for a disk or a file server "
-                "that does not answer, perhaps"
-            )
+            return LoaderError("loader.hung")
         code, why = self._process.returncode, ""
         if code == -signal.SIGKILL:
             why = "; without your doing this usually means that the machine ran out of memory"
         elif self._last_message:
             why = f"; its last message: {self._last_message}"
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return LoaderError(f"the loader process died ({how}){why}")
+        return LoaderError("loader.died", reason=how, hint=why)
 
     def _pass_messages_on(self) -> None:
         assert self._process.stderr is not None
@@ -185,6 +182,13 @@ class LoaderProcess:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _data_error(code: str, fields: dict[str, Any]) -> DataError:
+    """An error that the loader process has raised."""
+    error = DataError.__new__(DataError, code)
+    error.code, error.fields = code, fields
+    return error
 
 
 def _anonymous_memory() -> int:

@@ -187,20 +187,14 @@ class StagedShards:
                 self._present.add(file)
                 self.num_made += 1
                 return
-        raise DataError(
-            f"{self._source(file)}: its checksum differs from dataset.json's; it is damaged or was "
-            "replaced"
-        )
+        raise DataError("stage.wrong-checksum", path=self._source(file))
 
     def _attempt(self, file: int, checksum: str | None, pool: ThreadPoolExecutor) -> None:
         name, copy = self._source(file), self._copies[file]
         with closing(_open(name)) as source:
             indexed = self._index.stamps.get(self._index.file_names[file])
             if checksum is None and indexed not in (None, source.stamp):
-                raise DataError(
-                    f"{name}: it has changed since it was indexed: start again, and it is indexed "
-                    "anew"
-                )
+                raise DataError("data.changed-since-indexed", path=name)
             self._check_room(name, source.size)
             with atomic_write(copy, source.size) as part:
                 part.truncate(source.size)  # so that its room counts as used
@@ -231,22 +225,21 @@ def stage_folder(text: str) -> Path:
     unset = re.search(r"\$\{?(\w+)", folder)
     if unset or not folder:
         what = f"{unset[1]} is not set" if unset else "is empty"
-        raise DataError(f"cannot stage to {text}: {what} on {socket.gethostname()}")
+        raise DataError("stage.folder-not-set", value=text, reason=what, host=socket.gethostname())
     return Path(folder)
 
 
 def _make_own(folder: Path) -> None:
     """Creates a folder. DataError if it is another user's, or a link of theirs."""
-    where = f"{folder} on {socket.gethostname()}"
+    host = socket.gethostname()
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
         owners = {folder.stat().st_uid, folder.lstat().st_uid}
     except OSError as error:
-        raise DataError(f"{where} cannot hold copies of data: {error.strerror}") from None
+        raise DataError("stage.unwritable", path=folder, host=host, reason=error.strerror) from None
     if not owners <= {0, os.getuid()}:
-        raise DataError(
-            f"{where} belongs to another user, who could change the data: use a folder of your own"
-        )
+        raise DataError("stage.foreign-folder", path=folder, host=host)
 
 
 def _shards(index: Index) -> list[int]:

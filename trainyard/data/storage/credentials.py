@@ -98,28 +98,22 @@ def check_url(url: str) -> None:
         return
     scheme, _, rest = url.partition("://")
     if _LOGIN.match(rest):
-        raise DataError(
-            f"{scheme}://…: a URL with a login: put it into ~/.netrc, as in machine HOST login "
-            "NAME password PASSWORD, and leave it out here"
-        )
+        raise DataError("storage.login-in-url", scheme=scheme)
     try:
         _ = urlsplit(url).port
     except ValueError:  # perhaps a login with a / in the password
         raise DataError(
-            f"{scheme}://…: not a valid URL: no host with a number as its port"
+            "storage.invalid-url", url=f"{scheme}://…", reason="no host with a number as its port"
         ) from None
     query = rest.partition("?")[2]
     if query and _ENDS_URL.search(url):
-        raise DataError(
-            f"{scheme}://…: a URL with a query, which holds a space, a quote, < or >: write a "
-            "space as %20, ' as %27, \" as %22, < as %3C and > as %3E"
-        )
+        raise DataError("storage.unquoted-query", scheme=scheme)
     for pair in query.partition("#")[0].split("&"):
         if _is_secret(pair):
             raise DataError(
-                f"{public_name(url)}: its parameter {pair.partition('=')[0]} looks like a secret, "
-                "and the names of files are written down: use a login in ~/.netrc, or a token in "
-                f"{TOKENS}"
+                "storage.secret-in-url",
+                url=public_name(url),
+                name=pair.partition("=")[0],
             )
 
 
@@ -163,12 +157,11 @@ def token_of(url: SplitResult) -> str | None:
     for item in os.environ.get(TOKENS, "").split():
         server, equals, token = item.partition("=")
         if not (server and equals and token):
-            raise DataError(f"{TOKENS} is malformed: write HOST=TOKEN or HOST:PORT=TOKEN, several "
-                            "with spaces between them")  # fmt: skip
+            raise DataError("storage.malformed-tokens")
         if server.lower() in (url.netloc.lower(), f"{url.scheme}://{url.netloc}".lower()):
             found = token
     if found and not (found.isascii() and found.isprintable() and " " not in found):
-        raise DataError(f"the token for {url.netloc} has a character that tokens cannot have")
+        raise DataError("storage.malformed-token", host=url.netloc)
     return found or None
 
 

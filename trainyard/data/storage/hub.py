@@ -18,11 +18,6 @@ _NAME = re.compile(
     r"(?:@(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(?P<path>.*))?"
 )
 
-GATED = (
-    "a gated data set: accept its terms on its page, and set HF_TOKEN or run `hf auth login` for "
-    "that account"
-)
-
 
 class HubPath(NamedTuple):
     repo: str  # OWNER/NAME
@@ -39,7 +34,7 @@ def hub_path(name: str) -> HubPath:
     """The parts of a name. DataError if it names no data set."""
     found = _NAME.fullmatch(name)
     if found is None:
-        raise DataError(f"{name}: write hf://datasets/OWNER/NAME, or …/NAME@REVISION/PATH")
+        raise DataError("hub.bad-name", url=name)
     return HubPath(found["repo"], found["revision"] or "main", (found["path"] or "").strip("/"))
 
 
@@ -61,7 +56,7 @@ def files_below(location: str) -> list[str]:
     found = _all_files(hub_endpoint(), repo, revision)
     names = [name.removeprefix(prefix) for name in found if name.startswith(prefix)]
     if not names:
-        raise DataError(f"{location}: no files there")
+        raise DataError("hub.empty-folder", location=location)
     return names
 
 
@@ -83,15 +78,15 @@ def _all_files(endpoint: str, repo: str, revision: str) -> tuple[str, ...]:
     try:
         found = HfApi(endpoint).list_repo_files(repo, repo_type="dataset", revision=revision)
     except errors.GatedRepoError:
-        raise DataError(f"{name}: {GATED}") from None
+        raise DataError("hub.gated", url=name) from None
     except (
         errors.RepositoryNotFoundError,
         errors.RevisionNotFoundError,
         errors.HFValidationError,
     ):
-        raise DataError(f"{name}: no such data set or revision, or a private one") from None
+        raise DataError("hub.unknown-data-set", url=name) from None
     except (errors.HTTPError, OSError) as error:
-        raise DataError(f"{name}: {' '.join(str(error).split())}") from None
+        raise DataError("storage.failed", url=name, reason=" ".join(str(error).split())) from None
     except (KeyError, ValueError):
-        raise DataError(f"{name}: no list of files, as the Hub sends it") from None
+        raise DataError("hub.malformed-listing", url=name) from None
     return tuple(sorted(found))

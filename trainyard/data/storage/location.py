@@ -73,16 +73,13 @@ def take_secrets(location: str) -> str:
     name = public_name(location)
     scheme = location.partition("://")[0].lower()
     if scheme in ("s3", "gs") and "?" in location:
-        raise DataError(
-            f"{name.partition('?')[0]}: {scheme}:// takes no query; credentials come from the "
-            "environment and from the files of the store's own tools"
-        )
+        raise DataError("storage.query-in-store-url", url=name.partition("?")[0], scheme=scheme)
     if name != location:
         is_command = name.startswith(PIPE)
         clean, given = (text if is_command else split_of(text)[0] for text in (name, location))
         clean_ones, given_ones = expand_braces(clean), expand_braces(given)
         if len(clean_ones) != len(given_ones):
-            raise DataError(f"{name}: write the brace list in the path of the URL")
+            raise DataError("storage.braces-outside-path", url=name)
         for one in zip(clean_ones, given_ones, strict=True):
             keep(*one)
     return name
@@ -143,7 +140,10 @@ def expand_braces(text: str) -> list[str]:
     count = prod(max(0, last - first + 1) for first, last in ranges)
     if count > _MAX_NAMES:
         raise DataError(
-            f"{without_secrets(text)}: a brace list of {count:,} names; {_MAX_NAMES:,} are the most"
+            "data.too-many-names",
+            location=without_secrets(text),
+            num_names=count,
+            most=_MAX_NAMES,
         )
     return _expanded(text) if count else []  # an empty range does not bound the others
 
@@ -170,13 +170,13 @@ def _list_files(location: str) -> list[str]:
             p for n in expand_braces(location) for p in _matches(n) or [n]
         ]
     if not location:
-        raise DataError("an empty location: name a folder, a file, shards or a URL")
+        raise DataError("data.empty-location")
     if not names:
-        raise DataError(f"{location}: no file matches")
+        raise DataError("data.no-match", location=location)
     missing = [name for name in names if not is_remote(name) and not os.path.isfile(name)]
     if missing:
         more = f" ({len(missing)} of {len(names)} are missing)" if len(names) > 1 else ""
-        raise DataError(f"{missing[0]}: no such file or folder{more}")
+        raise DataError("data.not-found", path=missing[0], hint=more)
     return names
 
 
@@ -203,9 +203,7 @@ def _common_url(urls: list[str]) -> str:
         root = root[: root.rfind("/", 0, -1) + 1]
     root = root if root.endswith("//") else root.removesuffix("/")
     if not root or root.endswith("://") or any(url.startswith(f"{root}//") for url in urls):
-        raise DataError(
-            f"{urls[0]} and {urls[-1]}: have no common folder: write them as several locations"
-        )
+        raise DataError("data.no-common-folder", first=urls[0], last=urls[-1])
     return root
 
 

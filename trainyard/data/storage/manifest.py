@@ -163,9 +163,11 @@ def _parse(name: str, text: bytes) -> Manifest:
         raise _damaged(name, f"{where}: {first['msg'].lower()}") from None
     if file.version != _VERSION:
         raise DataError(
-            f"{name}: of version {file.version}, and this version of Trainyard reads {_VERSION}: "
-            "install the "
-            "one that wrote it"
+            "file.other-version",
+            path=name,
+            version=file.version,
+            known=_VERSION,
+            hint="",
         )
     for split in file.splits.values():
         for path in (split.files, *(shard.name for shard in split.shards)):
@@ -177,6 +179,4 @@ def _parse(name: str, text: bytes) -> Manifest:
 
 
 def _damaged(name: str, why: str) -> DataError:
-    return DataError(
-        f"{name}: damaged ({why}); restore it, or remove it to go without names and checksums"
-    )
+    return DataError("manifest.damaged", path=name, reason=why)

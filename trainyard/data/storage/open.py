@@ -29,7 +29,4 @@ def remote_file(name: str) -> "RemoteFile":
             from trainyard.data.storage.remote.object_store import ObjectFile
 
             return ObjectFile(name)
-    raise DataError(
-        f"{name}: {scheme}:// is not known; known are http://, https://, s3://, gs://, hf:// and "
-        "paths"
-    )
+    raise DataError("storage.unknown-scheme", url=name, scheme=scheme)

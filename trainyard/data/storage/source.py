@@ -72,3 +72,8 @@ class LocalFile:
 def is_remote(name: str) -> bool:
     """True for URLs, false for paths."""
     return "://" in name
+
+
+def reason_of(error: Exception, name: str) -> str:
+    """The text of an error about a file, without the file's name before it."""
+    return str(error).removeprefix(f"{name}: ")

@@ -35,7 +35,7 @@ def _open(name: str) -> io.RawIOBase:
     try:
         return open(name, "rb", buffering=0)
     except OSError as error:
-        raise DataError(f"{name}: {error.strerror}") from None
+        raise DataError("file.unreadable", path=name, reason=error.strerror) from None
 
 
 class Pipe(io.RawIOBase):
@@ -67,7 +67,7 @@ class Pipe(io.RawIOBase):
             code = self._process.wait()
             if code:
                 how = f"signal {-code}" if code < 0 else f"exit code {code}"
-                raise DataError(f"{self.name}: the command failed ({how})")
+                raise DataError("stream.pipe-failed", command=self.name, reason=how)
         return count
 
     def close(self) -> None:

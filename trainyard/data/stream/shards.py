@@ -8,8 +8,6 @@ from trainyard.data.storage.location import expand_braces, find_place
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError, RecipeError
 
-_EXACT_ONLY = "is for data that has an index; a stream, with data.order = 'join', takes none of it"
-
 
 @dataclass(frozen=True)
 class Stream:
@@ -41,21 +39,16 @@ def list_shards(config: DataConfig) -> tuple[str, ...]:
 
 def _check(config: DataConfig) -> None:
     if config.train is None:
-        raise RecipeError("data.train is not set: pass --data.train SHARDS")
+        raise RecipeError("recipe.data-not-set", key="data.train", hint="pass --data.train SHARDS")
     if not isinstance(config.train, str):
-        raise RecipeError(
-            "data.train has several locations; with data.order = 'join' it has one: a brace list"
-        )
+        raise RecipeError("stream.several-locations")
     if config.samples is None:
-        raise RecipeError(
-            "data.samples is not set: with data.order = 'join' the number of samples per pass is "
-            "not known; set it, a good estimate suffices for schedules"
-        )
+        raise RecipeError("stream.samples-not-set")
     usual = DataConfig()
     for key in ("locality", "weights", "repeats", "stage", "stage_gb"):
         value = getattr(config, key)
         if value != getattr(usual, key):
-            raise RecipeError(f"data.{key} = {value} {_EXACT_ONLY}: leave it out")
+            raise RecipeError("stream.needs-index", key=f"data.{key}", value=value)
 
 
 def _list(location: str) -> list[str]:
@@ -64,11 +57,8 @@ def _list(location: str) -> list[str]:
     place = find_place(location)
     scheme = location.partition("://")[0].lower()
     if is_remote(location) and scheme not in ("http", "https", "hf"):
-        raise DataError(
-            f"{location}: {scheme}:// is read by an index: leave out data.order = 'join', or name "
-            "a command that writes its shards, as in 'pipe:COMMAND'"
-        )
+        raise DataError("stream.object-store", location=location, scheme=scheme)
     names = place.files(".tar") if place.is_folder else place.names
     if not names:
-        raise DataError(f"{location}: no shards (*.tar) in it")
+        raise DataError("stream.no-shards", location=location)
     return [place.path(name) for name in names]

@@ -102,8 +102,11 @@ def _items(spec: StreamSpec, number: int) -> Iterator[Item]:
             for position, sample in enumerate(streamed(tar)):
                 if sample.label >= spec.num_classes:
                     raise DataError(
-                        f"{name}: sample {sample.key!r} has label {sample.label}, but the "
-                        f"validation data has {spec.num_classes} classes, counted from 0"
+                        "stream.label-beyond-val",
+                        path=name,
+                        sample=sample.key,
+                        label=sample.label,
+                        num_classes=spec.num_classes,
                     )
                 yield Item(shard, position, sample)
 

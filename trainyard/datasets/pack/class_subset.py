@@ -22,10 +22,7 @@ def choose_classes(
     width = len(str(count - 1))
     names = tuple(classes or (f"{number:0{width}d}" for number in range(count)))
     if wish.isdecimal() and wish in (classes or ()):
-        raise DataError(
-            f"--classes {wish}: a class has this name: write {wish}, for it alone, and 0{wish} for "
-            f"{wish} classes at random"
-        )
+        raise DataError("pack.ambiguous-classes", value=wish)
     if wish.isdecimal():
         keep = _at_random(int(wish), count, seed)
     else:
@@ -38,7 +35,7 @@ def choose_classes(
 
 def _at_random(wanted: int, count: int, seed: int) -> NDArray[np.int64]:
     if not 0 < wanted <= count:
-        raise DataError(f"{wanted} classes were asked for, but the data has {count:,}")
+        raise DataError("pack.too-few-classes", num_wanted=wanted, num_classes=count)
     places = np.arange(count)
     return np.sort(permute(places, fold_in(seed, np.ones_like(places)), count)[:wanted])
 
@@ -47,11 +44,11 @@ def _listed(wish: str) -> list[str]:
     text = Path(wish).read_text() if os.path.isfile(wish) else wish.replace(",", "\n")
     names = [line.strip() for line in text.splitlines() if line.strip()]
     if not names:
-        raise DataError(f"{wish!r} names no classes; give a number, a file of names, or A,B,…")
+        raise DataError("pack.no-classes-named", value=wish)
     return names
 
 
 def _find(name: str, known: dict[str, int]) -> int:
     if name not in known:
-        raise DataError(f"there is no class {name!r}{did_you_mean(name, known)}")
+        raise DataError("pack.unknown-class", name=name, hint=did_you_mean(name, known))
     return known[name]

@@ -72,8 +72,7 @@ class Journal:
                 if number:
                     self._count(destination, path, line)
                 else:
-                    about = f"{destination}: holds an unfinished pack"
-                    _check_same(about, line, identity)
+                    _check_same(destination, "an unfinished pack", line, identity)
                     self.is_resumed = True
         if not self.is_resumed and not is_empty:
             check_empty(destination)
@@ -111,14 +110,14 @@ def finished(destination: Path, identity: Identity) -> Manifest | None:
     if manifest is None:
         return None
     known = {"plan": manifest.about.get("plan"), "settings": manifest.about}
-    about = f"{destination}: holds a data set"
-    _check_same(about, known, identity)
+    _check_same(destination, "a data set", known, identity)
     for split in manifest.splits.values():
         for shard in split.shards:
             if not _is_whole(destination, shard):
                 raise DataError(
-                    f"{destination / shard.name}: is missing or truncated; remove "
-                    f"{destination / FILE_NAME} and pack again"
+                    "pack.shard-incomplete",
+                    path=destination / shard.name,
+                    manifest=destination / FILE_NAME,
                 )
     return manifest
 
@@ -127,10 +126,7 @@ def check_empty(destination: Path) -> None:
     """DataError if a destination holds files that a pack would overwrite."""
     found = next((name for name in sorted(os.listdir(destination)) if name[0] != "."), None)
     if found:
-        raise DataError(
-            f"{destination}: is not empty ({found}); choose a new folder, so that nothing is "
-            "overwritten"
-        )
+        raise DataError("pack.destination-not-empty", path=destination, name=found)
 
 
 @contextmanager
@@ -140,26 +136,24 @@ def locked(destination: Path, part: Part | None = None) -> Iterator[None]:
         kind = fcntl.LOCK_EX if part is None else fcntl.LOCK_SH  # parts work beside each other
         stack.enter_context(_lock(_path(destination, None), kind))
         if part is not None:
-            own = _lock(_path(destination, part), fcntl.LOCK_EX, f", part {part}")
+            own = _lock(_path(destination, part), fcntl.LOCK_EX, part)
             stack.enter_context(own)
         yield
 
 
 @contextmanager
-def _lock(path: Path, kind: int, which: str = "") -> Iterator[None]:
+def _lock(path: Path, kind: int, part: Part | None = None) -> Iterator[None]:
     while True:
         try:
             lock = open_own(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             reason = why_unwritable(error, path)
-            raise DataError(f"{path.parent}: cannot be written ({reason})") from None
+            raise DataError("file.unwritable", path=path.parent, reason=reason) from None
         try:
             fcntl.flock(lock, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
-            raise DataError(
-                f"{path.parent}: another process is packing into it{which}: wait for it"
-            ) from None
+            raise _in_use(path.parent, part) from None
         except OSError:  # a file system without locks
             break
         if is_at(path, lock):
@@ -171,6 +165,12 @@ def _lock(path: Path, kind: int, which: str = "") -> Iterator[None]:
         if not os.fstat(lock).st_size and is_at(path, lock):  # no work was begun
             _remove_unless_shared(path, lock)
         os.close(lock)
+
+
+def _in_use(destination: Path, part: Part | None) -> DataError:
+    if part is None:
+        return DataError("pack.in-use", path=destination)
+    return DataError("pack.part-in-use", path=destination, part=part)
 
 
 def _remove_unless_shared(path: Path, lock: int) -> None:
@@ -191,8 +191,8 @@ def _paths(destination: Path) -> list[Path]:
     return sorted([*destination.glob(_NAME), *destination.glob(".pack-*-of-*.jsonl")])
 
 
-def _check_same(what: str, known: dict[str, Any], identity: Identity) -> None:
-    """DataError unless the `known` identity is this one."""
+def _check_same(destination: Path, what: str, known: dict[str, Any], identity: Identity) -> None:
+    """DataError unless the `known` identity, of what a destination holds, is this one."""
     if known.get("plan") == identity.plan:
         return
     settings = known.get("settings")
@@ -203,8 +203,10 @@ def _check_same(what: str, known: dict[str, Any], identity: Identity) -> None:
         if before.get(key) != value
     ]
     raise DataError(
-        f"{what} made with {'; '.join(changed) or 'a source that has changed since'}: give the "
-        "same settings, or remove it, or choose another destination"
+        "pack.settings-differ",
+        path=destination,
+        what=what,
+        changes="; ".join(changed) or "a source that has changed since",
     )
 
 
@@ -227,7 +229,7 @@ def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _damaged(path: Path) -> DataError:
-    return DataError(f"{path}: damaged: remove it")
+    return DataError("pack.journal-damaged", path=path)
 
 
 def _is_whole(destination: Path, shard: Shard) -> bool:

@@ -148,7 +148,7 @@ def _claimed(destination: Path, part: Part | None) -> Iterator[None]:
             yield
     except OSError as error:
         reason = why_unwritable(error, destination)
-        raise DataError(f"{destination}: cannot be written ({reason})") from None
+        raise DataError("file.unwritable", path=destination, reason=reason) from None
 
 
 def num_samples(splits: dict[str, Selection], options: PackOptions, part: Part | None) -> int:
@@ -211,13 +211,13 @@ def _class_folders(
         width = len(str(highest))
         return tuple(f"{number:0{width}d}" for number in range(highest + 1))
     if highest >= len(classes):
-        raise DataError(f"label {highest} is beyond the {len(classes)} classes that are named")
+        raise DataError("pack.label-beyond-classes", label=highest, num_classes=len(classes))
     if list(classes) != sorted(set(classes)):
-        raise DataError("classes are numbered by their sorted names: sort them, each named once")
+        raise DataError("pack.unsorted-classes")
     if options.format == "folder":
         for name in classes:
             if name.startswith(".") or "/" in name or "\0" in name or not name:
-                raise DataError(f"class {name!r} cannot be a folder; choose another format")
+                raise DataError("pack.class-name-unusable", name=name)
     return classes
 
 
@@ -267,10 +267,7 @@ def _check_outside(destination: Path, splits: dict[str, Selection]) -> None:
         if index.format == "folder" and destination.resolve().is_relative_to(
             Path(index.root).resolve()
         ):
-            raise DataError(
-                f"{destination}: lies inside {index.root}, where it would become a class of the "
-                "data; choose a folder outside"
-            )
+            raise DataError("pack.destination-inside-data", path=destination, location=index.root)
 
 
 def _report_links(splits: dict[str, Selection]) -> None:
@@ -323,8 +320,10 @@ def _check_space(work: PackJob, splits: dict[str, Selection], jobs: list[ShardJo
     free = shutil.disk_usage(work.destination).free
     if jobs and free < needed:
         raise DataError(
-            f"{work.destination}: {in_words(needed)} are needed and {in_words(free)} are free; "
-            "free some space or choose another disk"
+            "pack.disk-too-small",
+            path=work.destination,
+            needed=in_words(needed),
+            free=in_words(free),
         )
 
 

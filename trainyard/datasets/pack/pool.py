@@ -55,10 +55,7 @@ def write_shards(
         # By their names: Ctrl-C may come between a worker's start of a shard and a note of it.
         remove_stale(work.destination, jobs, journal.part)
         if isinstance(error, BrokenProcessPool):
-            raise TrainyardError(
-                f"{work.destination}: a packing process died, perhaps out of memory or disk space; "
-                "the same command resumes after the complete shards"
-            ) from None
+            raise TrainyardError("pack.worker-died", path=work.destination) from None
         raise
     finally:
         pool.shutdown()

@@ -149,6 +149,6 @@ def _jpeg(
 
 def _check(pixels: int, quality: int) -> None:
     if not 1 <= pixels <= 65_500:  # the most that a JPEG holds
-        raise DataError(f"a side of {pixels} pixels is not possible")
+        raise DataError("pack.size-out-of-range", size=pixels)
     if not 1 <= quality <= 100:
-        raise DataError(f"a JPEG quality of {quality} is not possible; give 1 to 100")
+        raise DataError("pack.quality-out-of-range", value=quality)

@@ -75,7 +75,7 @@ def shuffled(index: Index, seed: int | None) -> Selection:
 def only_classes(selection: Selection, keep: NDArray[np.int64]) -> Selection:
     """The samples of some classes (sorted positions), which are renumbered from 0."""
     if selection.index.lists is not None:
-        raise DataError("some classes alone can be packed of images with one label each only")
+        raise DataError("pack.classes-with-lists")
     new = np.full(len(selection.index.classes), -1, np.int32)
     new[keep] = np.arange(len(keep))
     labels = new[selection.labels]
@@ -85,21 +85,23 @@ def only_classes(selection: Selection, keep: NDArray[np.int64]) -> Selection:
 def plan_jobs(splits: dict[str, Selection], options: PackOptions) -> dict[str, list[ShardJob]]:
     """The shards of each split. DataError for options that cannot be used."""
     if not _NAME.fullmatch(options.name):
-        raise DataError(f"the name {options.name!r} is not of letters, digits, . _ and - alone")
+        raise DataError("pack.malformed-name", name=options.name)
     if options.format not in FORMATS:
-        raise DataError(f"{options.format}: cannot be written; choose {', '.join(FORMATS)}")
+        raise DataError("pack.unknown-format", format=options.format, names=", ".join(FORMATS))
     if options.pixels and options.format != "packed":
-        raise DataError(f"{options.format}: holds no raw pixels; choose the format packed")
+        raise DataError("pack.format-without-pixels", format=options.format)
     if options.shard_samples < 1 or (options.shard_bytes or 1) < 1:
-        raise DataError("a shard needs at least one sample and one byte")
+        raise DataError("pack.empty-shard")
     jobs = {}
     for split, selection in splits.items():
         if not len(selection.ids):
-            raise DataError(f"{split}: no samples to pack")
+            raise DataError("pack.no-samples", split=split)
         if selection.index.lists is not None and options.format not in _HOLD_LISTS:
             raise DataError(
-                f"{options.format}: holds one label for each image, and {split} has lists of "
-                f"labels; choose {' or '.join(_HOLD_LISTS)}"
+                "pack.format-without-lists",
+                format=options.format,
+                split=split,
+                names=" or ".join(_HOLD_LISTS),
             )
         borders = _borders(selection, options)
         names = shard_names(options, split, len(borders) - 1)

@@ -55,7 +55,7 @@ def storing(options: PackOptions) -> SampleEncoder:
     """The conversion by `options`. DataError if it needs the missing C extension."""
     packs = options.format == "packed"
     if packs and not options.pixels and not is_built():
-        raise DataError(f"packing coefficients needs the extension in C: {NEEDS_EXTENSION}")
+        raise DataError("data.needs-c-extension", name="packing coefficients", hint=NEEDS_EXTENSION)
     return SampleEncoder(options.recode, packs, options.pixels)
 
 

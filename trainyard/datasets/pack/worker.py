@@ -85,7 +85,7 @@ class _Worker:
             source = self.work.sources[split]
             index = load_index(source.index)
             if index is None or index.fingerprint != source.fingerprint:
-                raise DataError(f"{source.index}: has changed while its data was being packed")
+                raise DataError("pack.source-changed", path=source.index)
             self._opened[split] = index, Reader(index)
         return self._opened[split]
 
@@ -136,10 +136,7 @@ def write_shard(job: ShardJob) -> tuple[Written, Outputs]:
     except OSError as error:
         reason = why_unwritable(error, final, _num_bytes(job), part)
         remove(outputs)
-        raise DataError(
-            f"{final}: cannot be written ({reason}); complete shards stay, and the same "
-            "command resumes"
-        ) from None
+        raise DataError("pack.shard-unwritable", path=final, reason=reason) from None
     except BaseException:
         remove(outputs)
         raise
@@ -194,8 +191,7 @@ def _samples(job: ShardJob, seen: _Seen) -> Iterator[EncodedSample]:
 def _unreadable(index: Index, sample: int, error: OSError) -> DataError:
     name, offset, _ = index.locate(sample)
     return DataError(
-        f"{name}, byte {offset}: sample {sample} cannot be read ({error}); a pack leaves nothing "
-        "out: repair the sample or remove it from the source"
+        "pack.sample-unreadable", path=name, offset=offset, sample=sample, reason=str(error)
     )
 
 
@@ -205,8 +201,7 @@ def _check_inside(index: Index, sample: int) -> None:
     outside = None if is_remote(index.locate(sample)[0]) else look_outside(index)(name)
     if outside is not None:
         raise DataError(
-            f"{os.path.join(index.root, name)}: leads to {outside}, outside of the data, which is "
-            "no image: remove the link"
+            "pack.link-leaves-data", path=os.path.join(index.root, name), target=outside
         )
 
 

@@ -39,7 +39,8 @@ def check_md5(
     for path, digest in zip(expected, found, strict=True):
         if digest != expected[path]:
             raise DataError(
-                f"{path}: its MD5 is {digest} instead of {expected[path]}: it is incomplete, "
-                "damaged or another release; download it again, or take it as it is with "
-                "--no-checksum"
+                "prepare.wrong-md5",
+                path=path,
+                md5=digest,
+                expected=expected[path],
             )

@@ -31,11 +31,12 @@ def class_archives(place: ResolvedLocation) -> Iterator[ClassImages]:
     with closing(BufferedTarReader(open_source(place.path(file)))) as tar:
         for member in members(tar):
             if not member.name.endswith(".tar"):
-                raise DataError(f"{place.path(file)}: {member.name} is no tar of a class")
+                raise DataError("prepare.not-a-class-tar", path=place.path(file), name=member.name)
             name = os.path.basename(member.name).removesuffix(".tar")
-            if not name.strip(".") or name in seen:  # it becomes a folder's name
-                reason = "comes twice" if name in seen else "is no name of a class"
-                raise DataError(f"{place.path(file)}: {name!r} {reason}")
+            if not name.strip("."):  # it becomes a folder's name
+                raise DataError("prepare.not-a-class-name", path=place.path(file), name=name)
+            if name in seen:
+                raise DataError("prepare.class-twice", path=place.path(file), name=name)
             seen.add(name)
             inside = members(tar, member.offset, member.offset + member.size)
             images = [image for image in inside if is_image(image.name)]

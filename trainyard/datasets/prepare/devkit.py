@@ -38,9 +38,7 @@ def read_devkit(path: Path) -> Devkit:
     try:
         from scipy.io import loadmat
     except ImportError:
-        raise DataError(
-            f"the classes of the ILSVRC2012 devkit are read by scipy: {install_hint('imagenet')}"
-        ) from None
+        raise DataError("prepare.needs-scipy", hint=install_hint("imagenet")) from None
     contents = read_members(path, (_META, _TRUTH), _MAX_BYTES)
     try:
         synsets = loadmat(io.BytesIO(contents[_META]), squeeze_me=True)["synsets"]
@@ -51,11 +49,13 @@ def read_devkit(path: Path) -> Devkit:
         }
         val = tuple(int(line) for line in contents[_TRUTH].split())
     except Exception as error:  # loadmat raises almost any error for a damaged file
-        raise DataError(f"{path}: not the ILSVRC2012 devkit ({error})") from None
+        raise DataError("prepare.not-the-devkit", path=path, reason=str(error)) from None
     strange = [wnid for wnid in wnid_of.values() if not _WNID.fullmatch(wnid)]
     if strange:  # WNIDs become folder names
-        raise DataError(f"{path}: {strange[0]!r} in {_META} is no WordNet ID")
+        raise DataError("prepare.not-a-wordnet-id", path=path, name=strange[0], member=_META)
     unknown = set(val) - set(wnid_of)
     if unknown:
-        raise DataError(f"{path}: {_TRUTH} has class {min(unknown)}, which {_META} does not have")
+        raise DataError(
+            "prepare.undefined-class", path=path, member=_TRUTH, label=min(unknown), other=_META
+        )
     return Devkit(wnid_of, val)

@@ -37,8 +37,10 @@ def prepare_digits(destination: Path) -> dict[str, int]:
     counts = {split: len(list(destination.glob(f"{split}/*/*.png"))) for split in ("train", "val")}
     if sum(counts.values()) != 1797:
         raise DataError(
-            f"{destination}: holds {counts['train']} and {counts['val']} digits instead of 1433 "
-            "and 364; remove the folder or choose another"
+            "prepare.wrong-digit-count",
+            path=destination,
+            num_train=counts["train"],
+            num_val=counts["val"],
         )
     return counts
 

@@ -67,7 +67,7 @@ def _train_scan(path: Path, devkit: Devkit) -> Scan:
     def rows() -> Iterator[FileRows]:
         for archive in class_archives(place):
             if archive.name not in known:
-                raise DataError(f"{path}: class {archive.name!r} is none of the devkit's")
+                raise DataError("prepare.class-not-in-devkit", path=path, name=archive.name)
             classes.append(archive.name)
             yield archive.rows(len(classes) - 1)
 
@@ -90,8 +90,10 @@ def _val_rows(
             match = _VAL_NAME.fullmatch(member.name)
             if not match or not 1 <= int(match[1]) <= len(devkit.val):
                 raise DataError(
-                    f"{place.location}: {member.name} is not among the {len(devkit.val):,} images "
-                    "that the devkit has classes for"
+                    "prepare.image-not-in-devkit",
+                    path=place.location,
+                    name=member.name,
+                    num_images=len(devkit.val),
                 )
             found[int(match[1])] = member
     images = [found[n] for n in sorted(found) if devkit.val_wnid(n) in label_of]
@@ -104,4 +106,6 @@ def _check_counts(train: Index, val: Index) -> None:
     found = (len(train), len(val), len(train.classes))
     for (what, published), count in zip(_PUBLISHED.items(), found, strict=True):
         if count != published:
-            raise DataError(f"ILSVRC2012: {count:,} {what} found instead of {published:,}")
+            raise DataError(
+                "prepare.wrong-imagenet-count", num_found=count, what=what, num_expected=published
+            )

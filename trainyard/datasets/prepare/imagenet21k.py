@@ -25,9 +25,7 @@ def prepare_imagenet_21k_p(source: Path, preparation: Preparation) -> Manifest:
     tar = _only_tar(source.resolve())
     locations = find_splits(str(tar))
     if set(locations) != {"train", "val"}:
-        raise DataError(
-            f"{tar}: has no train and val; imagenet21k_resized.tar.gz of {_ORIGIN} has, gunzipped"
-        )
+        raise DataError("prepare.no-train-and-val", path=tar, origin=_ORIGIN)
     with preparation.counter(f"reading the headers of {tar.name}", None) as progress:
         train, val = (open_index(locations[split], progress) for split in ("train", "val"))
     return preparation.pack(
@@ -39,8 +37,8 @@ def prepare_imagenet_21k_p(source: Path, preparation: Preparation) -> Manifest:
 
 def _only_tar(source: Path) -> Path:
     if source.name.endswith((".gz", ".tgz")):
-        raise DataError(f"{source}: a compressed tar cannot be read by offset: gunzip it first")
+        raise DataError("tar.compressed", path=source, hint=" (gunzip)")
     tars = sorted(source.glob("*.tar")) if source.is_dir() else [source]
     if len(tars) != 1 or not tars[0].is_file():
-        raise DataError(f"{source}: not one tar; imagenet21k_resized.tar.gz is of {_ORIGIN}")
+        raise DataError("prepare.not-one-tar", path=source, origin=_ORIGIN)
     return tars[0]

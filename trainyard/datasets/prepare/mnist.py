@@ -62,7 +62,11 @@ def prepare_mnist(name: str, source: Path, preparation: Preparation) -> Manifest
         path, pixels, labels = _read_split(source.resolve(), prefix, release, preparation.checksum)
         if preparation.checksum and len(labels) != _PUBLISHED[split]:
             raise DataError(
-                f"{path}: has {len(labels):,} images for {split} instead of {_PUBLISHED[split]:,}"
+                "prepare.wrong-image-count",
+                path=path,
+                num_images=len(labels),
+                split=split,
+                num_expected=_PUBLISHED[split],
             )
         images = LabelledPixels(pixels, labels, list(release.classes))
         splits[split] = select_pixels(preparation, split, images, path)
@@ -77,9 +81,16 @@ def _read_split(
     path, pixels = _read(folder, f"{prefix}-images-idx3-ubyte", release, checksum)
     _, labels = _read(folder, f"{prefix}-labels-idx1-ubyte", release, checksum)
     if len(pixels) != len(labels) or not len(labels):
-        raise DataError(f"{path}: has {len(pixels):,} images, but {len(labels):,} labels")
+        raise DataError(
+            "prepare.image-label-mismatch",
+            path=path,
+            num_images=len(pixels),
+            num_labels=len(labels),
+        )
     if labels.max() >= len(release.classes):
-        raise DataError(f"{folder}: {prefix} has label {labels.max()}; the largest is 9")
+        raise DataError(
+            "prepare.label-too-large", path=folder, name=prefix, label=int(labels.max())
+        )
     return path, pixels, labels
 
 
@@ -89,23 +100,24 @@ def _read(
     """An IDX file, plain or compressed, and its array. The name tells the dimensions."""
     path = next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
     if path is None:
-        raise DataError(f"{folder}: there is no {name}(.gz) here; get it from {release.origin}")
+        raise DataError(
+            "prepare.missing-file", path=folder, name=f"{name}(.gz)", origin=release.origin
+        )
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read ({error})") from None
+        raise DataError("file.unreadable", path=path, reason=str(error)) from None
     md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if checksum and release.md5.get(name, md5) != md5:
         raise DataError(
-            f"{path}: the MD5 of its unpacked content is {md5} instead of {release.md5[name]}: it "
-            "is damaged or another release; take it as it is with --no-checksum"
+            "prepare.wrong-unpacked-md5", path=path, md5=md5, expected=release.md5[name]
         )
     dimensions = 3 if "idx3" in name else 1
     header = 4 + 4 * dimensions
     if len(content) < header or content[:4] != bytes((0, 0, 8, dimensions)):
-        raise DataError(f"{path}: is no IDX file of bytes in {dimensions} dimensions")
+        raise DataError("prepare.not-idx", path=path, num_dimensions=dimensions)
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     if len(content) != header + math.prod(shape):
-        raise DataError(f"{path}: is truncated, or longer than its header says")
+        raise DataError("prepare.wrong-idx-size", path=path)
     return path, np.frombuffer(content, np.uint8, offset=header).reshape(shape)

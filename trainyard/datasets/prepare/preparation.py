@@ -34,7 +34,7 @@ def find_archive(source: Path, name: str, origin: str) -> Path:
     """The archive `name`, where `source` is its folder or the file itself."""
     path = source / name if source.is_dir() else source
     if not path.is_file() or path.name != name:
-        raise DataError(f"{source}: there is no {name} here; it can be had from {origin}")
+        raise DataError("prepare.missing-file", path=source, name=name, origin=origin)
     return path
 
 
@@ -46,7 +46,7 @@ def make_folder(path: Path) -> None:
     except OSError as error:
         reason = why_unwritable(error, path)
     if reason:
-        raise DataError(f"{path}: cannot be written ({reason}); choose another folder")
+        raise DataError("prepare.folder-unwritable", path=path, reason=reason)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Preparation:
     def __post_init__(self) -> None:
         """DataError before any long work if the destination holds other data."""
         if self.destination.exists() and not self.destination.is_dir():
-            raise DataError(f"{self.destination}: is a file; choose a new folder")
+            raise DataError("prepare.destination-is-file", path=self.destination)
         is_ours = (self.destination / FILE_NAME).exists() or is_begun(self.destination)
         if self.destination.exists() and not is_ours:
             check_empty(self.destination)

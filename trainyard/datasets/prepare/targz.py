@@ -19,10 +19,7 @@ def read_members(path: Path, wanted: Collection[str], max_bytes: int) -> dict[st
         with gzip.open(path) as packed:
             unpacked = packed.read(max_bytes + 1)
         if len(unpacked) > max_bytes:
-            raise DataError(
-                f"{path}: unpacks to more than the {max_bytes:,} bytes that such an archive ever "
-                "has"
-            )
+            raise DataError("prepare.archive-too-large", path=path, size=max_bytes)
         with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as tar:
             found = {
                 name: unpacked[member.offset_data : member.offset_data + member.size]
@@ -31,8 +28,8 @@ def read_members(path: Path, wanted: Collection[str], max_bytes: int) -> dict[st
                 if member.isreg() and f"/{member.name}".endswith(f"/{name}")
             }
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise DataError(f"{path}: cannot be read as a .tar.gz ({error})") from None
+        raise DataError("prepare.archive-unreadable", path=path, reason=str(error)) from None
     missing = [name for name in wanted if name not in found]
     if missing:
-        raise DataError(f"{path}: holds no {missing[0]}")
+        raise DataError("prepare.missing-member", path=path, member=missing[0])
     return found

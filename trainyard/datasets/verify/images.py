@@ -142,10 +142,7 @@ def _pool(workers: int, indices: list[str]) -> Iterator[ProcessPoolExecutor]:
     try:
         yield pool
     except BrokenProcessPool:
-        raise DataError(
-            "a process that decodes images died: out of memory, or an image that crashes the "
-            "decoder; try fewer --workers"
-        ) from None
+        raise DataError("verify.worker-died") from None
     finally:
         stop.value = 1
         pool.shutdown(cancel_futures=True)
@@ -229,7 +226,7 @@ def _examine(task: _Task) -> _Part:
 def _load(path: Path) -> Index:
     index = load_index(path)
     if index is None:
-        raise DataError(f"the index {path} is gone")
+        raise DataError("verify.index-gone", path=path)
     return index
 
 

@@ -43,7 +43,7 @@ def find_files(split: str, location: str, whole: str) -> Files:
         return Files(split, find_place(location), listed, [])
     names = tuple(shard.name for path, shard in listed.items() if path not in missing)
     if not names:
-        raise DataError(f"{missing[0]}: no such file, and no other file that dataset.json lists")
+        raise DataError("verify.no-listed-file", path=missing[0])
     place = ResolvedLocation(location, None, whole, names, is_folder=False, can_gain=False)
     return Files(split, place, listed, missing)
 
@@ -66,7 +66,7 @@ def index_anew(files: Files, path: Path, progress: Progress) -> tuple[Index | No
         names = _shards_in(place)
         broken = {name: why for name in names if (why := _why_broken(place, name))}
         if not names:
-            raise DataError(str(error)) from None
+            raise _of_folder(error, place) from None
         findings = [*broken.values()] or [Finding(str(error), place.location)]
         whole = tuple(name for name in names if name not in broken)
         check = checked(files.split, "structure", _number(names), findings)
@@ -78,6 +78,13 @@ def index_anew(files: Files, path: Path, progress: Progress) -> tuple[Index | No
     about = f"{_number(index.file_names)}: {_endings(index)}"
     checks = [checked(files.split, "structure", about)]
     return index, [*checks, _left_out(files.split, index)] if index.left_out else checks
+
+
+def _of_folder(error: DataError | OSError, place: ResolvedLocation) -> DataError:
+    if isinstance(error, DataError):
+        return error
+    path, reason = error.filename or place.location, error.strerror or str(error)
+    return DataError("file.unreadable", path=path, reason=reason)
 
 
 def _endings(index: Index) -> str:

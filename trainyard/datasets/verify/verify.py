@@ -90,10 +90,7 @@ def _locations(location: str, share: object) -> dict[str, str]:
     """The locations of the splits. DataError for a share beside validation images."""
     found = all_splits(location)
     if share is not None and "val" in found:
-        raise DataError(
-            f"{location}: has validation images, {found['val']}; --val-share is for data without: "
-            "leave it out"
-        )
+        raise DataError("verify.needless-val-share", location=location, val=found["val"])
     return found
 
 

@@ -86,10 +86,11 @@ def _rejections(run: str | None) -> Iterator[None]:
         status: int = error.get_http_status_code()  # type: ignore[no-untyped-call]
         if not 400 <= status < 500:
             raise
-        of_run = f" run {run}, which trackers.json or MLFLOW_RUN_ID names:" if run else ""
-        raise RecipeError(
-            f"watch.mlflow:{of_run} {reason(error)} (MLFLOW_TRACKING_URI names the server)"
-        ) from None
+        if run:
+            raise RecipeError(
+                "tracker.mlflow-run-refused", name=run, reason=reason(error)
+            ) from None
+        raise RecipeError("tracker.mlflow-refused", reason=reason(error)) from None
 
 
 def _flat(recipe: dict[str, Any]) -> dict[str, str]:

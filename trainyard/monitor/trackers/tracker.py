@@ -78,7 +78,7 @@ class TrackerIds:
             return None
         except (OSError, ValueError) as error:
             raise RecipeError(
-                f"{self._path} cannot be read ({error}): remove it; trackers then start a new run"
+                "tracker.ids-unreadable", path=self._path, reason=str(error)
             ) from None
         return None if known is None else str(known)
 
@@ -107,7 +107,12 @@ class Guarded:
         if isinstance(self._error, RecipeError):
             raise self._error
         if isinstance(self._error, ImportError):
-            raise missing(name, f"{self._error}") from None
+            raise RecipeError(
+                "tracker.import-failed",
+                name=name,
+                reason=str(self._error),
+                hint=install_hint(name),
+            ) from None
         self._check()
 
     def write(self, report: Report) -> None:
@@ -164,7 +169,6 @@ def reason(error: Exception) -> str:
     return _LOGIN.sub("://", f"{error}".strip().partition("\n")[0] or type(error).__name__)
 
 
-def missing(name: str, details: str = "") -> RecipeError:
+def missing(name: str) -> RecipeError:
     """The error for a missing package; `name` is the tracker's package, recipe key and extra."""
-    details = f" ({details})" if details else ""
-    return RecipeError(f"watch.{name} needs {name}{details}: {install_hint(name)}")
+    return RecipeError("tracker.not-installed", name=name, hint=install_hint(name))

@@ -53,9 +53,7 @@ class WandbTracker:
                     ),
                 )
         except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
-            raise RecipeError(
-                f"watch.wandb: {reason(error)} (WANDB_MODE=offline keeps the run on this machine)"
-            ) from None
+            raise RecipeError("tracker.wandb-refused", reason=reason(error)) from None
         self._teardown = wandb.teardown
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")

@@ -6,6 +6,7 @@ from trainyard.data.storage.credentials import without_secrets
 from trainyard.data.storage.remote.client import run
 from trainyard.data.storage.remote.request import Resource, total_size
 from trainyard.data.storage.remote.retry import Transient
+from trainyard.data.storage.source import reason_of
 from trainyard.errors import DataError
 
 MAX_BYTES = 100 << 20  # larger than any photograph
@@ -19,20 +20,17 @@ def fetch_image(url: str) -> bytes:
     """
     scheme = url.partition("://")[0].lower()
     if scheme not in ("http", "https"):
-        raise DataError(
-            f"{without_secrets(url)}: images are fetched by http:// and https:// alone, not "
-            f"{scheme}://"
-        )
+        raise DataError("storage.image-not-on-web", url=without_secrets(url), scheme=scheme)
     resource = Resource(url)
     try:
         return run(_fetched(resource))
     except TimeoutError:
         reason = f"not all of it came within {MAX_S} seconds"
     except (FileNotFoundError, PermissionError) as error:
-        raise DataError(str(error)) from None
+        reason = reason_of(error, resource.name)
     except Transient as failure:
         reason = str(failure)
-    raise DataError(f"{resource.name}: {reason}")
+    raise DataError("storage.failed", url=resource.name, reason=reason)
 
 
 async def _fetched(resource: Resource) -> bytes:
@@ -43,4 +41,4 @@ async def _fetched(resource: Resource) -> bytes:
             if not part:
                 return bytes(content)
             content += part
-    raise DataError(f"{resource.name}: over {MAX_BYTES >> 20} MiB, too large for an image")
+    raise DataError("storage.image-too-large", url=resource.name, most_mib=MAX_BYTES >> 20)

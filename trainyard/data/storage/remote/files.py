@@ -7,7 +7,7 @@ from collections.abc import Callable
 from trainyard.data.storage.open import remote_file
 from trainyard.data.storage.remote.client import run
 from trainyard.data.storage.remote.remote_file import RemoteFile
-from trainyard.data.storage.source import Stamp
+from trainyard.data.storage.source import Stamp, reason_of
 from trainyard.errors import DataError
 
 _MAX_OPEN = 8192  # an open file holds no descriptor, and opening one costs a round trip
@@ -47,11 +47,8 @@ class RemoteFiles:
         try:
             file = await remote_file(name).open()
         except OSError as error:  # a shard, or the whole data set
-            raise DataError(f"{error}; it existed when it was indexed") from None
+            raise DataError("storage.gone", url=name, reason=reason_of(error, name)) from None
         stamp = self._stamp_of(name)
         if stamp is not None and file.stamp != stamp:
-            raise DataError(
-                f"{file.name} has changed on the server since it was indexed: start again, and it "
-                "is indexed anew"
-            )
+            raise DataError("data.changed-since-indexed", path=file.name)
         return file

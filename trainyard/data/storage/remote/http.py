@@ -8,7 +8,6 @@ from trainyard.data.storage.remote.remote_file import RemoteFile
 from trainyard.data.storage.remote.request import (
     CONTENT_RANGE,
     Resource,
-    changed,
     total_size,
     validator,
     within,
@@ -34,7 +33,7 @@ class HttpFile(RemoteFile):
             self._has_ranges = response.status != 200
             size = total_size(response)
             if size is None:
-                raise Refused(f"{self.name}: the server does not send its size")
+                raise Refused("storage.no-size", url=self.name)
             self.size, self.stamp = size, [validator(response), size]
             if self._has_ranges:
                 await response.content.read(2)  # to its end, so that the connection is reused
@@ -65,11 +64,8 @@ class HttpFile(RemoteFile):
         found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         span = (str(offset), str(offset + size - 1))
         if response.status == 200 and self.size > _MAX_WITHOUT_RANGES:
-            raise DataError(
-                f"{self.name}: its server cannot send parts of a file (it ignores Range); use "
-                "one that can, such as nginx: trainyard data serve"
-            )
+            raise DataError("storage.no-ranges", url=self.name)
         if response.status == 206 and (found is None or (found[1], found[2]) != span):
-            raise DataError(f"{self.name}: the server sent another part than the one requested")
+            raise DataError("storage.wrong-range", url=self.name)
         if [validator(response), total_size(response)] != self.stamp:
-            raise DataError(changed(self.name))
+            raise DataError("storage.changed-while-read", url=self.name)

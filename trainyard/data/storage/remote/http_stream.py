@@ -12,12 +12,12 @@ from trainyard.data.storage.remote.client import run
 from trainyard.data.storage.remote.request import (
     CONTENT_RANGE,
     Resource,
-    changed,
     total_size,
     validator,
     within,
 )
 from trainyard.data.storage.remote.retry import RetryState, Transient
+from trainyard.data.storage.source import reason_of
 from trainyard.errors import DataError
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ class HttpStream(io.RawIOBase):
                 self._transfer = None
                 await asyncio.sleep(self._patience.pause_after(failure))
             except (FileNotFoundError, PermissionError) as error:
-                raise DataError(str(error)) from None
+                reason = reason_of(error, self.name)
+                raise DataError("storage.failed", url=self.name, reason=reason) from None
             else:
                 self._position += len(part)
                 self._patience.reset()
@@ -94,7 +95,7 @@ class HttpStream(io.RawIOBase):
         self._size = size if self._size is None else self._size
         is_next = response.status == 200 or (found and found[1] == str(self._position))
         if tag != self._tag or size not in (None, self._size) or not is_next:
-            raise DataError(changed(self.name))
+            raise DataError("storage.changed-while-read", url=self.name)
 
 
 async def _some(response: aiohttp.ClientResponse) -> bytes:

@@ -59,7 +59,7 @@ class ObjectFile(RemoteFile):
         span = f"bytes={start}-{stop - 1}"
         answer = await system._call_s3("get_object", Bucket=bucket, Key=key, Range=span, **about)
         if answer["ContentRange"].partition("/")[0] != span.replace("=", " "):
-            raise DataError(f"{self.name}: the store sent another part than the one requested")
+            raise DataError("storage.wrong-range", url=self.name)
         async with answer["Body"] as body:
             content: bytes = await body.read()
         return content
@@ -83,12 +83,9 @@ def _failure(name: str, error: Exception) -> Exception:
     if isinstance(error, (FileNotFoundError, PermissionError)):
         return type(error)(f"{name}: {text}")
     if "PreconditionFailed" in text or "pre-conditions" in text:
-        return DataError(
-            f"{name} has changed in its store while it was in use: start again, and it is indexed "
-            "anew"
-        )
+        return DataError("storage.changed-while-read", url=name)
     if kind in _NO_CREDENTIALS or getattr(error, "errno", None) in _PERMANENT:
-        return DataError(f"{name}: {text}")
+        return DataError("storage.failed", url=name, reason=text)
     if isinstance(error, OSError) or type(error).__module__.split(".")[0] in _LIBRARIES:
         return Transient(text)
     return error
@@ -101,7 +98,9 @@ def _file_system(loop: asyncio.AbstractEventLoop, scheme: str) -> Any:
     try:
         module = importlib.import_module(package)
     except ImportError:
-        raise DataError(f"{scheme}:// needs {package}: {install_hint(extra)}") from None
+        raise DataError(
+            "data.needs-package", name=f"{scheme}://", package=package, hint=install_hint(extra)
+        ) from None
     common = {"skip_instance_cache": True, "use_listings_cache": False}
     if scheme == "s3":  # its library's default is 10 connections
         return module.S3FileSystem(**common, config_kwargs={"max_pool_connections": IN_FLIGHT})

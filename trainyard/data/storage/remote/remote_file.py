@@ -11,7 +11,7 @@ from typing import Self
 
 from trainyard.data.storage.remote.client import run
 from trainyard.data.storage.remote.retry import RetryState, Transient
-from trainyard.data.storage.source import CUT_SHORT, Stamp
+from trainyard.data.storage.source import CUT_SHORT, Stamp, reason_of
 from trainyard.errors import DataError
 
 # Headers of a tar are many small reads close together, so small reads read ahead.
@@ -62,7 +62,8 @@ class RemoteFile(ABC):
                     offset, size = offset + len(part), size - len(part)
                     patience.reset()
             except (FileNotFoundError, PermissionError) as error:
-                raise DataError(f"{error}; it was readable before") from None
+                reason = reason_of(error, self.name)
+                raise DataError("storage.gone", url=self.name, reason=reason) from None
             except Transient as failure:
                 await asyncio.sleep(patience.pause_after(failure))
         return parts[0] if len(parts) == 1 else b"".join(parts)

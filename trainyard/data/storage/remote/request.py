@@ -21,7 +21,7 @@ import aiohttp
 from yarl import URL
 
 from trainyard.data.storage.credentials import public_name, token_of, with_secrets, without_secrets
-from trainyard.data.storage.hub import GATED, web_url
+from trainyard.data.storage.hub import web_url
 from trainyard.data.storage.remote.client import client_of
 from trainyard.data.storage.remote.retry import Refused, Transient
 from trainyard.errors import DataError
@@ -96,7 +96,7 @@ class Resource:
         answer = f"{self.name}: the server answers {status}"
         match response.status:
             case 401 | 403 if response.headers.get("X-Error-Code") == "GatedRepo":
-                return Refused(f"{self.name}: {GATED}")
+                return Refused("hub.gated", url=self.name)
             case 404 | 410:
                 return FileNotFoundError(answer)
             case 403:
@@ -105,33 +105,23 @@ class Resource:
                     "is not there"
                 )
             case 401 if (self._authorization or "").startswith("Bearer"):
-                return Refused(f"{answer}: the token is wrong, expired or not for this file")
+                return Refused("storage.token-refused", url=self.name, status=status)
             case 401 if self._authorization:
-                return Refused(f"{answer}: the user name or the password is wrong")
+                return Refused("storage.login-refused", url=self.name, status=status)
             case 401:
-                return Refused(
-                    f"{answer}: it wants a user name and a password; put them into ~/.netrc; a "
-                    "token goes into HF_TOKEN or TRAINYARD_TOKENS"
-                )
+                return Refused("storage.no-login", url=self.name, status=status)
             case 408 | 425 | 429 | 500 | 502 | 503 | 504:
                 pause = response.headers.get("Retry-After", "")
                 pause_s = min(float(pause), 60) if pause.isdecimal() else 0
-                return Transient(answer.removeprefix(f"{self.name}: "), pause_s)
+                return Transient(f"the server answers {status}", pause_s)
             case 416:
-                return DataError(changed(self.name))
-        return Refused(answer)
+                return DataError("storage.changed-while-read", url=self.name)
+        return Refused("storage.refused", url=self.name, status=status)
 
 
 def within(size: int) -> asyncio.Timeout:
     """Ends a block that receives `size` bytes too slowly, or a head, with a TimeoutError."""
     return asyncio.timeout(GRACE_S + size / FLOOR)
-
-
-def changed(name: str) -> str:
-    """The message that a remote file changed while it was in use."""
-    return (
-        f"{name} has changed on the server while it was in use: start again, and it is indexed anew"
-    )
 
 
 def validator(response: aiohttp.ClientResponse) -> str:
@@ -156,17 +146,18 @@ def _failure(name: str, error: aiohttp.ClientError | OSError) -> Exception:
     match error, cause:
         case _, ssl.SSLCertVerificationError():
             return DataError(
-                f"{name}: its certificate is not trusted ({cause.verify_message}); SSL_CERT_FILE "
-                "names a file of certificates to trust"
+                "storage.untrusted-certificate",
+                url=name,
+                reason=cause.verify_message,
             )
         case _, socket.gaierror(errno=socket.EAI_NONAME):
-            return DataError(f"{name}: there is no such host")
+            return DataError("storage.unknown-host", url=name)
         case aiohttp.TooManyRedirects(), _:
-            return Refused(f"{name}: too many redirects")
+            return Refused("storage.too-many-redirects", url=name)
         case aiohttp.RedirectClientError(), _:
-            return Refused(f"{name}: the server redirects to an address that is no URL")
+            return Refused("storage.redirect-to-no-url", url=name)
         case aiohttp.InvalidURL(), _:
-            return DataError(f"{name}: not a valid URL")
+            return DataError("storage.invalid-url", url=name, reason="it cannot be requested")
     return Transient(_reason(error, cause))
 
 
@@ -225,7 +216,9 @@ def _split(url: str) -> SplitResult:
         parts = urlsplit(url)
         _ = parts.port  # ValueError if it is no number
     except ValueError as error:
-        raise DataError(f"{without_secrets(url)}: not a valid URL ({error})") from None
+        raise DataError(
+            "storage.invalid-url", url=without_secrets(url), reason=str(error)
+        ) from None
     if not parts.hostname:
-        raise DataError(f"{without_secrets(url)}: not a valid URL (it names no host)")
+        raise DataError("storage.invalid-url", url=without_secrets(url), reason="it names no host")
     return parts

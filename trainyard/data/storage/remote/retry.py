@@ -76,7 +76,13 @@ class RetryState:
         left_s = self._since + limit_s - now
         if left_s <= 0:
             remedy = "" if limit_s == _most_s.get() else " (TRAINYARD_RETRY_S sets the seconds)"
-            raise GaveUp(f"{self._name}: {failure}; gave up after {_duration(limit_s)}{remedy}")
+            raise GaveUp(
+                "storage.gave-up",
+                url=self._name,
+                reason=str(failure),
+                duration=_duration(limit_s),
+                hint=remedy,
+            )
         if now - self._since >= min(_QUIET_S, limit_s / 2) and not self._has_spoken:
             self._say(f"{failure}; trying for {_duration(limit_s)}", now)
         pause_s = max(self._pause_s * random.uniform(0.5, 1), failure.pause_s)
@@ -97,7 +103,7 @@ def _limit_s() -> float:
     try:
         return min(max(0.0, float(text)) if text else RETRY_S, _most_s.get())
     except ValueError:
-        raise DataError(f"TRAINYARD_RETRY_S = {text!r} is not a number of seconds") from None
+        raise DataError("variable.not-seconds", name="TRAINYARD_RETRY_S", value=text) from None
 
 
 def _duration(seconds: float) -> str:

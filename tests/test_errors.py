@@ -1,0 +1,110 @@
+"""Errors are raised by a code of the catalogue, with the fields of its message."""
+
+import ast
+import copy
+import json
+import pickle
+import re
+import string
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trainyard
+from tests.command_line import run
+from trainyard import errors
+from trainyard.errors import DataError, DiskError, Requeued, Stopped, TrainyardError, messages
+
+ROOT = Path(trainyard.__file__).parent
+Capture = pytest.CaptureFixture[str]
+BY_ITSELF = {"DiskError"}  # has its code and fields from an OSError
+
+
+def kinds() -> set[str]:
+    """Names of the classes of errors, in all modules."""
+    found = {name for name, each in vars(errors).items() if _is_error(each)}
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and found & {
+                ast.unparse(base) for base in node.bases
+            }:
+                found.add(node.name)
+    return found - BY_ITSELF
+
+
+def _is_error(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, TrainyardError)
+
+
+def sites() -> Iterator[tuple[str, ast.Call]]:
+    """Every call that makes an error, with its place."""
+    names = kinds()
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in names:
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", node
+
+
+def fields_of(message: str) -> set[str]:
+    names = {name for _, name, _, _ in string.Formatter().parse(message) if name is not None}
+    return {re.split(r"[.\[]", name)[0] for name in names}
+
+
+def test_every_error_has_a_message_of_its_fields() -> None:
+    wrong, used = [], {"disk.full", "disk.read-only", "run.stopped"}
+    for place, call in sites():
+        code = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
+        if len(call.args) != 1 or not isinstance(code, str) or code not in messages():
+            wrong.append(f"{place}: wants one code of messages.toml: {ast.unparse(call)}")
+            continue
+        used.add(code)
+        given = {keyword.arg for keyword in call.keywords}
+        if given != fields_of(messages()[code]):
+            wrong.append(f"{place}: {code} has {fields_of(messages()[code])}, not {given}")
+    wrong += [f"messages.toml: nothing raises {code}" for code in messages().keys() - used]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_codes_are_an_area_and_a_few_words() -> None:
+    assert all(re.fullmatch(r"[a-z][a-z0-9]*\.[a-z0-9]+(-[a-z0-9]+)*", code) for code in messages())
+
+
+def test_an_error_keeps_its_code_and_fields_between_processes() -> None:
+    code, fields = next(
+        (code, fields_of(text)) for code, text in messages().items() if "path" in text
+    )
+    error = DataError(code, **dict.fromkeys(fields, "value"))
+    error.exit_code = 7
+    for copied in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (copied.code, copied.fields, str(copied)) == (code, error.fields, str(error))
+        assert copied.exit_code == 7
+
+
+def test_a_stop_has_a_code_of_its_own() -> None:
+    """It is raised as a class: without arguments, an evaluation ended with a TypeError."""
+    with pytest.raises(Stopped) as stopped:
+        raise Requeued
+    error = pickle.loads(pickle.dumps(stopped.value))
+    assert (type(error), error.code, error.exit_code) == (Requeued, "run.stopped", 75)
+
+
+def test_the_error_of_a_full_disk_has_a_code_too() -> None:
+    error = pickle.loads(pickle.dumps(DiskError(28, "No space left on device", "/run")))
+    assert error.code == "disk.full" and error.fields["path"] == "/run"
+    assert str(error).startswith("/run: No space left on device; ")
+
+
+def test_a_program_gets_the_code_and_fields(capsys: Capture) -> None:
+    assert run("train", "digits", "--optim.lt", 3, "--json") == 2
+    printed = capsys.readouterr()
+    error = json.loads(printed.out)["error"]
+    assert error["code"] == "recipe.unknown-key" and error["fields"]["key"] == "optim.lt"
+    assert printed.err == f"trainyard: {error['message']}\n"
+
+
+def test_no_secret_is_in_the_fields(capsys: Capture) -> None:
+    url = "https://nowhere.invalid/shard.tar?sig=secret&Signature=secret&Expires=1"
+    assert run("data", "show", url, "--json") != 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["error"]["code"] and "secret" not in printed.out + printed.err
