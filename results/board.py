@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from trainyard.compare import differences
 from trainyard.config import load_recipe
-from trainyard.errors import InputError, TrainyardError
+from trainyard.errors import TrainyardError
 from trainyard.files import write_text
 from trainyard.monitor.history import read_history
 from trainyard.monitor.reports import Report
@@ -37,6 +37,10 @@ SIGNIFICANCE = 0.01
 _SEED = "run.seed"
 _FROM_RUN = ("command", "python", "versions", "git")  # of environment.json
 _EQUAL = ("fingerprints", "versions", "devices", "cpus")  # in all runs of a record
+
+
+class BoardError(Exception):
+    """A record or a run that the board cannot take; the text says why."""
 
 
 class Task(NamedTuple):
@@ -73,16 +77,16 @@ class Standing(NamedTuple):
 
 
 def read_task(folder: Path) -> Task:
-    """The task of a folder. InputError if its task.toml is missing or wrong."""
+    """The task of a folder. BoardError if its task.toml is missing or wrong."""
     path = folder / "task.toml"
     try:
         return Task(**tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:  # TypeError names a key too many or few
-        raise InputError(f"{path}: {error}") from None
+        raise BoardError(f"{path}: {error}") from None
 
 
 def records_of(folder: Path) -> list[Record]:
-    """The records of a task, the oldest first. InputError for a record that cannot be read."""
+    """The records of a task, the oldest first. BoardError for a record that cannot be read."""
     task = read_task(folder)
     return [_record(path.parent, task) for path in sorted(folder.glob("[0-9]*/record.json"))]
 
@@ -94,7 +98,7 @@ def _record(folder: Path, task: Task) -> Record:
         startup_s = {int(seed): float(value) for seed, value in facts["startup_s"].items()}
         facts["hardware"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise InputError(f"{path}: is no record: make it with --add") from None
+        raise BoardError(f"{path}: is no record: make it with --add") from None
     seeds = (
         _measured(seed, read_history(folder / f"seed-{seed}.jsonl").val, startup, task)
         for seed, startup in sorted(startup_s.items())
@@ -104,7 +108,7 @@ def _record(folder: Path, task: Task) -> Record:
 
 def _measured(seed: int, evaluations: Sequence[Report], startup_s: float, task: Task) -> Seed:
     if not evaluations or "top1" not in evaluations[-1]:
-        raise InputError(f"seed {seed} has no evaluation with a top-1")
+        raise BoardError(f"seed {seed} has no evaluation with a top-1")
     points = [(startup_s + each["time"], _top1(each)) for each in evaluations]
     reached = (time for time, top1 in points if top1 >= task.target)
     in_time = [top1 for time, top1 in points if time <= 60 * task.minutes]
@@ -249,22 +253,22 @@ def add_record(
 ) -> Path:
     """Copy what a record needs from the runs to BOARD/TASK/DATE-NAME. Returns that folder.
 
-    `hardware`: as the runs recorded it if empty. InputError, and nothing written, if a run is
+    `hardware`: as the runs recorded it if empty. BoardError, and nothing written, if a run is
     unfinished or was resumed, or if the runs differ in more than the seed.
     """
     if task not in (names := [path.name for path in _tasks_in(board)]):
-        raise InputError(f"--task {task}: {board} has {', '.join(names)}")
+        raise BoardError(f"--task {task}: {board} has {', '.join(names)}")
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name):
-        raise InputError(f"--name {name!r}: small letters, digits, dots and hyphens, please")
+        raise BoardError(f"--name {name!r}: small letters, digits, dots and hyphens, please")
     runs = read_runs(list(folders))
     for run in runs:
         _check(run, runs[0])
     seeds = [int(run.recipe[_SEED]) for run in runs]
     if len(set(seeds)) < len(seeds):
-        raise InputError(f"the runs have the seeds {seeds}: each must have its own --run.seed")
+        raise BoardError(f"the runs have the seeds {seeds}: each must have its own --run.seed")
     record = board / task / f"{datetime.now(UTC):%Y-%m-%d}-{name}"
     if record.exists():
-        raise InputError(f"{record}: exists: choose another --name")
+        raise BoardError(f"{record}: exists: choose another --name")
     with tempfile.TemporaryDirectory(dir=board / task, prefix=".") as part:
         made = Path(part) / "record"
         made.mkdir()
@@ -275,26 +279,26 @@ def add_record(
 
 
 def _check(run: Run, first: Run) -> None:
-    """InputError if a run cannot be in one record with the first."""
+    """BoardError if a run cannot be in one record with the first."""
     path = run.folder.path
     if not run.recipe or not run.history.val or (run.share_done() or 0.0) < 1:
-        raise InputError(f"{path}: is not complete: give the command that trains it again")
+        raise BoardError(f"{path}: is not complete: give the command that trains it again")
     if any(event.get("event") == "resumed" for event in run.history.events):
-        raise InputError(f"{path}: was resumed: the time of a record is that of one process")
+        raise BoardError(f"{path}: was resumed: the time of a record is that of one process")
     if run.environment.get("startup_s") is None:
-        raise InputError(f"{path}: has no time of its start, startup_s: train it again, on Linux")
+        raise BoardError(f"{path}: has no time of its start, startup_s: train it again, on Linux")
     if "ema_decay" in run.history.val[-1]:
-        raise InputError(
+        raise BoardError(
             f"{path}: the validation images chose among several moving averages: a record needs a "
             "single model.ema_decay"
         )
     of_first, of_run = (load_recipe(str(each.folder.recipe)) for each in (first, run))
     changed = [text for text in differences(of_first, of_run) if not text.startswith(f"{_SEED}:")]
     if changed:
-        raise InputError(f"{path}: differs from {first.folder.path}: {'; '.join(changed)}")
+        raise BoardError(f"{path}: differs from {first.folder.path}: {'; '.join(changed)}")
     for key in _EQUAL:
         if run.environment.get(key) != first.environment.get(key):
-            raise InputError(f"{path}: other {key} than {first.folder.path}: make two records")
+            raise BoardError(f"{path}: other {key} than {first.folder.path}: make two records")
 
 
 def _write(record: Path, runs: dict[int, Run], *, hardware: str, note: str) -> None:
@@ -332,9 +336,9 @@ def main() -> int:
         else:
             of = {key: getattr(options, key) for key in ("task", "name", "hardware", "note")}
             print(add_record(BOARD, options.add, **of))
-    except TrainyardError as error:
+    except (BoardError, TrainyardError) as error:
         print(f"board.py: {error}", file=sys.stderr)
-        return error.exit_code
+        return 2
     return 0
 
 

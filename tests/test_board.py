@@ -12,6 +12,7 @@ import pytest
 
 from results.board import (
     BOARD,
+    BoardError,
     Record,
     Seed,
     add_record,
@@ -21,7 +22,6 @@ from results.board import (
     standings,
 )
 from trainyard.config import load_recipe, to_toml
-from trainyard.errors import InputError
 
 TASK = 'title = "Some task"\ntarget = 0.9\nminutes = 1\nrules = "None."\n'
 
@@ -107,13 +107,13 @@ def test_a_record_counts_the_start_and_the_time_limit(board: Path, tmp_path: Pat
     (record,) = records_of(board / "some")
     assert record.seeds == (Seed(0, 23.5, 0.95, 0.93), Seed(2, 25.5, 0.95, 0.93))
     assert "| 2 CPU cores | 2 | **24 ± 1 s** |" in as_markdown(board)
-    with pytest.raises(InputError, match="exists"):
+    with pytest.raises(BoardError, match="exists"):
         add(board, *runs)
 
 
 def test_runs_that_make_no_record(board: Path, tmp_path: Path) -> None:
     def refusal(*runs: Path, task: str = "some", name: str = "n") -> str:
-        with pytest.raises(InputError) as caught:
+        with pytest.raises(BoardError) as caught:
             add(board, *runs, task=task, name=name)
         return str(caught.value)
 
@@ -142,6 +142,6 @@ def test_runs_that_make_no_record(board: Path, tmp_path: Path) -> None:
 def test_a_task_that_is_wrong(text: str | None, wanted: str, board: Path) -> None:
     path = board / "some" / "task.toml"
     path.unlink() if text is None else path.write_text(text)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(BoardError) as caught:
         records_of(board / "some")
     assert wanted in str(caught.value)
