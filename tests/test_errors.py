@@ -42,8 +42,16 @@ def sites() -> Iterator[tuple[str, ast.Call]]:
     names = kinds()
     for path in sorted(ROOT.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in names:
+            if isinstance(node, ast.Call) and names & set(_made_by(node.func)):
                 yield f"{path.relative_to(ROOT)}:{node.lineno}", node
+
+
+def _made_by(called: ast.expr) -> Iterator[str]:
+    """Names of the classes that a call may make: one, or two of (A if … else B)(…)."""
+    if isinstance(called, ast.IfExp):
+        yield from (*_made_by(called.body), *_made_by(called.orelse))
+    else:
+        yield ast.unparse(called).split(".")[-1]
 
 
 def fields_of(message: str) -> set[str]:
