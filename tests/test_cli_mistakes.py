@@ -80,6 +80,7 @@ from tests.training.test_checkpoint import flip_a_bit, truncate
         ("evaluate x --optim.lr 1", ["optim.lr changes nothing about an evaluation", "batch"]),
         ("evaluate x --per-class 0", ["--per-class", "'0' is not a whole number above 0"]),
         ("evaluate x --per-class ²", ["--per-class", "'²' is not a whole number above 0"]),
+        ("data stage x --to y --gb many", ["--gb", "'many' is not a number"]),
         ("evaluate x --predictions p.txt", ["--predictions p.txt", "ends in .csv"]),
         ("data show x --optim.lr 1", ["data takes no recipe keys such as optim.lr"]),
         ("recipes digit", ["'digit'", "did you mean 'digits'?"]),

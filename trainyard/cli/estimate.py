@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainyard.cli.options import loading, number, positive
+from trainyard.cli.options import above_zero, loading, number, positive
 from trainyard.cli.printing import print_table, print_text, size
 from trainyard.errors import InputError
 from trainyard.files import check_run
@@ -40,7 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"a second, by `trainyard bench loader` ({_IMAGES_PER_CORE}: JPEGs like ImageNet's)",
     )
-    add("--network", type=_rate, default=100, metavar="GBIT", help="Gbit/s out of a node (100)")
+    add("--network", type=above_zero, default=100, metavar="GBIT", help="Gbit/s of a node (100)")
     add("--price", type=number, metavar="USD", help="per GPU and hour, instead of a list price")
     add("--json", action="store_true", help="print all there is as JSON")
     parser.epilog = (
@@ -208,13 +208,6 @@ def _as_json(
 
 def _counts(text: str) -> list[int]:
     return sorted({positive(part.strip()) for part in text.split(",")})
-
-
-def _rate(text: str) -> float:
-    rate = number(text)
-    if not rate:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
-    return rate
 
 
 def _gpus(count: int) -> str:

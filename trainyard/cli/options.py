@@ -42,6 +42,14 @@ def number(text: str) -> float:
     return found
 
 
+def above_zero(text: str) -> float:
+    """A number above 0."""
+    found = number(text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return found
+
+
 # --- a trained model ---
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainyard.cli.data.index import add_location
 from trainyard.cli.data.show import open_splits
+from trainyard.cli.options import above_zero
 from trainyard.cli.printing import size
 from trainyard.errors import DataError
 from trainyard.printable import printable
@@ -21,16 +22,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--to", required=True, metavar="FOLDER", help="a folder on the node; data.stage names it"
     )
     parser.add_argument(
-        "--gb", type=_gigabytes, help="largest total size of the copies in the folder"
+        "--gb", type=above_zero, help="largest total size of the copies in the folder"
     )
     parser.set_defaults(run_command=data_stage)
-
-
-def _gigabytes(text: str) -> float:
-    number = float(text)
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return number
 
 
 def data_stage(options: argparse.Namespace) -> int:
