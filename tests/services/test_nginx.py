@@ -239,7 +239,7 @@ def test_a_shard_that_changes_is_named(own_shards: Path, harm: str, moment: str)
         else:
             shard.write_bytes(content[: len(content) // 2] if harm == "truncated" else content)
             os.utime(shard, (0, 0))
-        what = "the server answers 404" if harm == "deleted" else "has changed on the server"
+        what = "the server answers 404" if harm == "deleted" else "has changed"
         other = sample + 100 if moment == "while" else sample  # beyond what has been read ahead
         with pytest.raises(DataError, match=f"{server.url}/{SHARD}.*{what}"):
             reader.read(other)
