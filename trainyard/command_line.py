@@ -29,7 +29,7 @@ from trainyard.cli import (
 )
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.distributed import discover
-from trainyard.errors import InputError, NotSaved, Stopped, TrainyardError
+from trainyard.errors import InputError, NotSaved, Plain, Stopped, TrainyardError
 from trainyard.files import WRITER, disk_error
 from trainyard.hints import as_question, closest, hint_at_argument
 from trainyard.installation import VERSION, remark_on_other_distribution
@@ -155,17 +155,14 @@ def print_error(error: TrainyardError, *, as_json: bool = False) -> int:
         message = printable(without_secrets(str(error)))
         print(f"trainyard: {message}", file=sys.stderr)
         if as_json:
-            fields = {name: _for_json(value) for name, value in error.fields.items()}
-            print(json.dumps({"error": {"code": error.code, "message": message, "fields": fields}}))
+            code, fields = error.packed()
+            fields = {name: _shown(value) for name, value in fields.items()}
+            print(json.dumps({"error": {"code": code, "message": message, "fields": fields}}))
     return error.exit_code
 
 
-def _for_json(value: object) -> object:
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, list | tuple):
-        return [_for_json(each) for each in value]
-    return printable(without_secrets(str(value)))
+def _shown(value: Plain) -> Plain:
+    return printable(without_secrets(value)) if isinstance(value, str) else value
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:

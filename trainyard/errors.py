@@ -15,8 +15,10 @@ TrainyardError          1
 
 import errno
 import functools
+import numbers
 import signal
 from pathlib import Path
+from typing import Self
 
 
 class TrainyardError(Exception):
@@ -35,6 +37,27 @@ class TrainyardError(Exception):
 
     def __str__(self) -> str:
         return messages()[self.code].format_map(self.fields)
+
+    def packed(self) -> tuple[str, dict[str, "Plain"]]:
+        """Code and fields as JSON can hold them: fields that are no numbers become text."""
+        return self.code, {name: _plain(value) for name, value in self.fields.items()}
+
+    @classmethod
+    def unpacked(cls, code: str, fields: "dict[str, Plain]") -> Self:
+        """An error of this class that another process has packed."""
+        return cls(code, **fields)
+
+
+Plain = str | int | float | None
+"""A field of an error that is packed."""
+
+
+def _plain(value: object) -> Plain:
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, numbers.Integral):  # NumPy's too
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else str(value)
 
 
 @functools.cache

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainyard.data.storage.source import is_remote
-from trainyard.errors import CheckpointError
+from trainyard.errors import CheckpointError, InputError
 from trainyard.files import RunDirectory, find_checkpoint
+from trainyard.world import usable_cores
 
 SECTIONS = ("model", "data", "batch")  # sections of recipe keys that a trained model can depend on
 
@@ -48,6 +49,18 @@ def above_zero(text: str) -> float:
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
     return found
+
+
+def workers_of(options: argparse.Namespace) -> int:
+    """`--workers`, or a process for each core. InputError if there are none."""
+    if options.workers is None:
+        return usable_cores()
+    workers: int = options.workers
+    if workers < 1:
+        raise InputError(
+            "option.out-of-range", option="--workers", value=workers, allowed="1 or more"
+        )
+    return workers
 
 
 # --- a trained model ---

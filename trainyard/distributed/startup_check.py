@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from trainyard.distributed.interfaces import LOOPBACK, local_address, outward
 from trainyard.distributed.launcher_variables import MeetingPoint
@@ -26,8 +26,7 @@ _POLL_S = 0.2
 _PROBLEM_S = 3  # for further ranks to arrive once one differs, and for all to read the answer
 
 Facts = Mapping[str, str]
-_Problem = tuple[str, list[Any]]
-"""What keeps ranks from starting, "different" or "absent", and the fields of its error."""
+_KINDS = {kind.__name__: kind for kind in (InputError, PeerError)}
 
 
 class Start(NamedTuple):
@@ -64,7 +63,10 @@ def check_start(
     start = Start(address, [ProcessInfo(*process) for process in processes])
     if problem:
         time.sleep(_PROBLEM_S * world.is_first)  # the store goes with this process
-        raise _error_of(*problem)
+        kind, code, fields = problem
+        error: TrainyardError = _KINDS[kind].unpacked(code, fields)
+        error.is_shared = True
+        raise error
     me, there = ProcessInfo.current(), start.processes[world.rank]
     if there != me:
         raise InputError(
@@ -76,30 +78,6 @@ def check_start(
             pid=me.pid,
         )
     return start
-
-
-def _error_of(kind: str, told: list[Any]) -> TrainyardError:
-    """The same error on every rank, of what rank 0 has told."""
-    error: TrainyardError
-    if kind == "different":
-        rank, host, pid, first_host, first_pid, changes, more = told
-        error = InputError(
-            "rank.run-differs",
-            rank=rank,
-            host=host,
-            pid=pid,
-            first_host=first_host,
-            first_pid=first_pid,
-            changes=changes,
-            more=more,
-        )
-    else:
-        ranks, size, limit_s, hosts, address = told
-        error = PeerError(
-            "rank.absent", ranks=ranks, size=size, limit_s=limit_s, hosts=hosts, address=address
-        )
-    error.is_shared = True
-    return error
 
 
 def _arrive(store: "Store", world: World, facts: Facts, point: MeetingPoint) -> None:
@@ -132,14 +110,22 @@ def _answer(
     store.set("facts", json.dumps(dict(facts)))
     missing = _await_others(store, world, limit_s)
     arrivals = {rank: _loaded(store, rank) for rank in range(1, world.size) if rank not in missing}
-    problem = _disagreement(me, arrivals)
+    problem: TrainyardError | None = _disagreement(me, arrivals)
     if missing and not problem:
         hosts = _listed(sorted({me.host, *(each.process.host for each in arrivals.values())}))
-        problem = "absent", [_ranks(missing), world.size, limit_s, hosts, str(point)]
+        problem = PeerError(
+            "rank.absent",
+            ranks=_ranks(missing),
+            size=world.size,
+            limit_s=limit_s,
+            hosts=hosts,
+            address=str(point),
+        )
     addresses = [arrival.address for arrival in arrivals.values()]
     address = local_address(outward([*addresses, LOOPBACK]))
     processes = [me, *(arrivals[rank].process for rank in sorted(arrivals))]
-    store.set("answer", json.dumps([problem, address, processes]))
+    answer = problem and (type(problem).__name__, *problem.packed())
+    store.set("answer", json.dumps([answer, address, processes]))
 
 
 def _await_others(store: "Store", world: World, limit_s: float) -> list[int]:
@@ -167,14 +153,23 @@ def _loaded(store: "Store", rank: int) -> _Arrival:
     return _Arrival(ProcessInfo(*process), address, differs)
 
 
-def _disagreement(me: ProcessInfo, arrivals: Mapping[int, _Arrival]) -> _Problem | None:
+def _disagreement(me: ProcessInfo, arrivals: Mapping[int, _Arrival]) -> InputError | None:
     others = [rank for rank, arrival in arrivals.items() if arrival.differs]
     if not others:
         return None
     rank, more = others[0], len(others) - 1
     there, changes = arrivals[rank].process, "; ".join(arrivals[rank].differs[:NAMED])
     others_too = f" ({more} more {'rank differs' if more == 1 else 'ranks differ'})" * (more > 0)
-    return "different", [rank, there.host, there.pid, me.host, me.pid, changes, others_too]
+    return InputError(
+        "rank.run-differs",
+        rank=rank,
+        host=there.host,
+        pid=there.pid,
+        first_host=me.host,
+        first_pid=me.pid,
+        changes=changes,
+        more=others_too,
+    )
 
 
 def _ranks(ranks: list[int]) -> str:

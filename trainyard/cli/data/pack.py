@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainyard.cli.options import workers_of
 from trainyard.data.storage.location import take_secrets
 from trainyard.errors import InputError
-from trainyard.world import usable_cores
 
 if TYPE_CHECKING:
     from trainyard.data.index.table import Index
@@ -148,11 +148,7 @@ def _pack_options(options: argparse.Namespace) -> "PackOptions":
     if samples is None:
         limited = options.shard_size is None and options.format != "hdf5"
         samples = _SAMPLES if limited else _ANY_NUMBER
-    workers = usable_cores() if options.workers is None else options.workers
-    if workers < 1:
-        raise InputError(
-            "option.out-of-range", option="--workers", value=workers, allowed="1 or more"
-        )
+    workers = workers_of(options)
     return PackOptions(
         format=options.format,
         name=options.name,

@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainyard.cli.options import workers_of
 from trainyard.cli.printing import print_table
-from trainyard.errors import InputError
-from trainyard.world import usable_cores
 
 if TYPE_CHECKING:
     from trainyard.data.storage.manifest import Manifest
@@ -132,11 +131,7 @@ def _arguments(options: argparse.Namespace) -> "tuple[Path, Preparation]":
     from trainyard.datasets.prepare.preparation import Preparation
     from trainyard.monitor.progress import counter
 
-    workers = usable_cores() if options.workers is None else options.workers
-    if workers < 1:
-        raise InputError(
-            "option.out-of-range", option="--workers", value=workers, allowed="1 or more"
-        )
+    workers = workers_of(options)
     return Path(options.source), Preparation(
         Path(options.destination),
         functools.partial(counter, Console(stderr=True)),

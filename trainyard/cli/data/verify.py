@@ -5,11 +5,10 @@ import json
 from typing import TYPE_CHECKING
 
 from trainyard.cli.data.index import add_location
-from trainyard.cli.options import whole
+from trainyard.cli.options import whole, workers_of
 from trainyard.cli.printing import print_table
 from trainyard.errors import InputError
 from trainyard.printable import printable
-from trainyard.world import usable_cores
 
 if TYPE_CHECKING:
     from trainyard.datasets.verify.checks import Check
@@ -52,13 +51,7 @@ def data_verify(options: argparse.Namespace) -> int:
     from trainyard.datasets.verify.verify import verify
     from trainyard.monitor.progress import counter
 
-    workers = options.workers
-    if workers is None:
-        workers = usable_cores()
-    if workers < 1:
-        raise InputError(
-            "option.out-of-range", option="--workers", value=workers, allowed="1 or more"
-        )
+    workers = workers_of(options)
     if options.val_share is not None and not 0 < options.val_share < 1:
         share, allowed = options.val_share, "a number between 0 and 1"
         raise InputError("option.out-of-range", option="--val-share", value=share, allowed=allowed)

@@ -87,7 +87,7 @@ class LoaderProcess:
         """
         message = self._exchange()
         if "data_error" in message:
-            raise _data_error(*message["data_error"])
+            raise DataError.unpacked(*message["data_error"])
         if "error" in message:
             raise LoaderError("loader.failed", traceback=message["error"])
         self._held = message["slot"]
@@ -182,13 +182,6 @@ class LoaderProcess:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _data_error(code: str, fields: dict[str, Any]) -> DataError:
-    """An error that the loader process has raised."""
-    error = DataError.__new__(DataError, code)
-    error.code, error.fields = code, fields
-    return error
 
 
 def _anonymous_memory() -> int:

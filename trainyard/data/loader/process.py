@@ -223,14 +223,8 @@ def announcement(
 def described(error: BaseException) -> dict[str, Any]:
     """The message about an error: code and fields of a DataError, else a traceback."""
     if isinstance(error, DataError):  # the whole data set fails, say because a server is gone
-        return {"data_error": [error.code, {name: _plain(of) for name, of in error.fields.items()}]}
+        return {"data_error": error.packed()}
     return {"error": "".join(traceback.format_exception(error))}
-
-
-def _plain(value: object) -> str | int | float:
-    """A field of an error as JSON can hold it."""
-    value = value.item() if isinstance(value, np.generic) else value
-    return value if isinstance(value, (str, int, float)) else str(value)
 
 
 def send(channel: "Channel", message: dict[str, Any]) -> None:
