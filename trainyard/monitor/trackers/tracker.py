@@ -167,8 +167,3 @@ class Guarded:
 def reason(error: Exception) -> str:
     """The first line of a message, which may quote a server's address, without its login."""
     return _LOGIN.sub("://", f"{error}".strip().partition("\n")[0] or type(error).__name__)
-
-
-def missing(name: str) -> RecipeError:
-    """The error for a missing package; `name` is the tracker's package, recipe key and extra."""
-    return RecipeError("tracker.not-installed", name=name, hint=install_hint(name))
