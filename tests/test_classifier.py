@@ -21,6 +21,8 @@ from trainyard.errors import CheckpointError, DataError, RecipeError
 from trainyard.files import RunDirectory, find_checkpoint
 from trainyard.training.recorded import load_recorded
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def bfloat16(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

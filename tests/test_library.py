@@ -112,6 +112,7 @@ def run_program(world: World, folder: Path, program: str) -> None:
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_ranks_train_as_one(here: Path) -> None:
     short = {STOP: "stop = 0, 10\n", "step % 50": "step % 10"}
     several = {

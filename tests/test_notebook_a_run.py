@@ -12,6 +12,8 @@ from PIL import Image
 import trainyard
 from tests.notebooks import executed, read
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("nbclient", reason="needs nbclient and ipykernel: make .venv/.peers")
 nbformat = pytest.importorskip("nbformat")
 LENGTH = '"8 epochs"'

@@ -15,6 +15,8 @@ from trainyard.classifier import load
 from trainyard.files import RunDirectory
 from trainyard.training.recorded import load_recorded
 
+pytestmark = pytest.mark.slow
+
 SIZES = ("--data.image_size", "[32, 64]", "--data.eval_size", "48,32", "--data.crop_pct", "0.9")
 STAGES = ("--run.length", "4 steps", "--schedule.image_size", "2 steps: [48, 64]")
 MIXES = ("--augment.mixup", "0.2", "--augment.cutmix", "1", "--augment.erasing", "0.5")

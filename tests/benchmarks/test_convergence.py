@@ -3,8 +3,12 @@
 import argparse
 from pathlib import Path
 
+import pytest
+
 from benchmarks.convergence import TUNING, next_jobs
 from benchmarks.fashion_mnist import Run, missing_rates
+
+pytestmark = pytest.mark.slow
 
 
 def test_rates_are_tried_until_the_best_has_worse_neighbours() -> None:

@@ -13,6 +13,8 @@ from benchmarks.gpu import place
 from benchmarks.gpu.__main__ import PARTS, chosen, run, save
 from benchmarks.gpu.findings import Findings, as_markdown
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

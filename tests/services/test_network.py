@@ -17,6 +17,8 @@ from benchmarks.network import Host, Link, Network, NetworkError, network
 from tests.command_line import SHORT
 from tests.services.listening import listening
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 TIMES = 20
 
