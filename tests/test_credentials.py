@@ -11,10 +11,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tests.command_line import SHORT, Capture, complaint, run, shown
-from tests.data.streams import Server, png
+from tests.command_line import SHORT, Capture, run, shown
+from tests.data.streams import png
 from tests.data.tars import write_tar
-from tests.web import LocalServer
+from tests.errors import check, raises, refused
+from tests.web import FaultyServer
 from trainyard.config import load_recipe, to_toml
 from trainyard.data.index.build import open_index
 from trainyard.data.index.splits import all_splits, find_splits
@@ -26,44 +27,23 @@ from trainyard.data.storage.location import find_place, take_secrets
 from trainyard.data.storage.manifest import Manifest, Shard, Split, write_manifest
 from trainyard.data.storage.remote import request
 from trainyard.data.storage.remote.fetch_image import fetch_image
-from trainyard.errors import DataError
 
 PASSWORD, SIGNATURE = "s3cret", "S1gnature"
 
 
-class GuardedServer(LocalServer):
+class GuardedServer(FaultyServer):
     """Serves ranges of files to those who have the login, or sign each URL."""
 
     def __init__(self, folder: Path, wanted: str) -> None:
-        super().__init__(folder, protocol="HTTP/1.1")
-        self.wanted = wanted
-        self.host = self.url.removeprefix("http://")
-
-    def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        parts = urlsplit(handler.path)
-        path = self.folder / parts.path.lstrip("/")
+        super().__init__(folder)
         login = base64.b64encode(f"me:{PASSWORD}".encode()).decode()
-        may_login = handler.headers.get("Authorization") == f"Basic {login}"
-        may_sign = parse_qs(parts.query).get("sig") == [SIGNATURE]
-        status, content = 206, b""
-        if self.wanted == "login" and not may_login:
-            status = 401
-        elif self.wanted == "signature" and not may_sign:
-            status = 403
-        elif not path.is_file():
-            status = 404
-        handler.send_response(status)
-        if status == 206:
-            whole = path.read_bytes()
-            span = handler.headers.get("Range", f"bytes=0-{len(whole) - 1}")
-            first, last = map(int, span.removeprefix("bytes=").split("-"))
-            content = whole[first : last + 1]
-            span = f"bytes {first}-{first + len(content) - 1}/{len(whole)}"
-            handler.send_header("Content-Range", span)
-            handler.send_header("ETag", f'"{len(whole)}"')
-        handler.send_header("Content-Length", str(len(content)))
-        handler.end_headers()
-        handler.wfile.write(content)
+
+        def refusal(request: BaseHTTPRequestHandler) -> int:
+            if wanted == "login":
+                return 0 if request.headers.get("Authorization") == f"Basic {login}" else 401
+            return 0 if parse_qs(urlsplit(request.path).query).get("sig") == [SIGNATURE] else 403
+
+        self.refusal = refusal
 
 
 @pytest.fixture(autouse=True)
@@ -124,8 +104,7 @@ def test_a_login_is_written_nowhere(
 ) -> None:
     with GuardedServer(shards, "login") as server:
         words = ("--data", server.url, "--data", server.url)
-        refused = complaint(capsys, "data", "show", f"{server.url}/train-0.tar")
-        assert "wants a user name and a password" in refused
+        check(refused("data", "show", f"{server.url}/train-0.tar"), "storage.no-login")
         log_in(tmp_path)
         assert train(tmp_path, *words) == 0
         assert run("evaluate", tmp_path / "run") == 0
@@ -235,7 +214,7 @@ def test_signed_urls_of_two_versions_are_two_files() -> None:
 def test_two_urls_that_differ_in_their_queries_are_two_files(tmp_path: Path, name: str) -> None:
     """The last one was read for both: wrong images under the labels of another file."""
 
-    class Query(Server):
+    class Query(FaultyServer):
         def answer(self, request: BaseHTTPRequestHandler) -> None:
             request.path = "/" + request.path.rpartition("=")[2]
             super().answer(request)
@@ -257,34 +236,34 @@ def test_two_urls_that_differ_in_their_queries_are_two_files(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize(
-    ("location", "message"),
+    ("location", "code", "fields"),
     [
-        ("s3://key:pw@bucket/a.tar", "s3://…: a URL with a login: put it into ~/.netrc"),
-        ("gs://bucket/a.tar?X-Goog-Signature=pw", "gs://bucket/a.tar: gs:// takes no query"),
-        ("http://me:pw@host/a.tar", "http://…: a URL with a login: put it into ~/.netrc"),
-        ("http://me:pw x@host/a.tar", "http://…: a URL with a login"),
-        ("http://me:<pw>@host/a.tar", "http://…: a URL with a login"),
-        ("http://[me:pw@host/a.tar", "http://…: a URL with a login"),
-        ("http://pw@host/a.tar", "http://…: a URL with a login"),
-        ("http://me:pw/1@host/a.tar", "http://…: not a valid URL"),
-        ("http://me:pw/1 x@host/a.tar", "http://…: not a valid URL"),
-        ("http://host/get?sig={0..9}", "http://host/get: write the brace list in the path"),
-        ("http://host/get?id=1&api_key=pw", "http://host/get?id=1: its parameter api_key looks"),
-        ("http://host/get?auth=pw", "http://host/get: its parameter auth looks like a secret"),
-        ("http://host/get?pass=pw", "http://host/get: its parameter pass looks like a secret"),
-        ("http://host/get?%74oken=pw", "http://host/get: its parameter %74oken looks like a"),
-        ("http://host/get?key=AIpw0123456789abcdef", "http://host/get: its parameter key looks"),
-        ("https://host/a.tar?sig=1 pw", "https://…: a URL with a query, which holds a space"),
+        ("s3://key:pw@bucket/a.tar", "storage.login-in-url", {"scheme": "s3"}),
+        ("gs://bucket/a.tar?X-Goog-Signature=pw", "storage.query-in-store-url", {"scheme": "gs"}),
+        *(
+            (f"http://{place}", "storage.login-in-url", {"scheme": "http"})
+            for place in ("me:pw@host/a", "me:pw x@h/a", "me:<pw>@h/a", "[me:pw@h/a", "pw@h/a")
+        ),
+        ("http://me:pw/1@host/a.tar", "storage.invalid-url", {"url": "http://…"}),
+        ("http://me:pw/1 x@host/a.tar", "storage.invalid-url", {"url": "http://…"}),
+        ("http://host/get?sig={0..9}", "storage.braces-outside-path", {"url": "http://host/get"}),
+        (
+            "http://host/get?id=1&api_key=pw",
+            *("storage.secret-in-url", {"url": "http://host/get?id=1", "name": "api_key"}),
+        ),
+        ("http://host/get?%74oken=pw", "storage.secret-in-url", {"name": "%74oken"}),
+        ("http://host/get?key=AIpw0123456789abcdef", "storage.secret-in-url", {"name": "key"}),
+        ("https://host/a.tar?sig=1 pw", "storage.unquoted-query", {"scheme": "https"}),
     ],
 )
 def test_secrets_that_cannot_be_taken_are_not_told(
-    location: str, message: str, capsys: Capture
+    location: str, code: str, fields: dict[str, object]
 ) -> None:
-    with pytest.raises(DataError, match=f"^{re.escape(message)}"):
+    with raises(code, **fields):
         take_secrets(location)
-    said = complaint(capsys, "train", "debug", "--data.train", location)
-    assert message in said
-    assert "pw" not in said
+    error = refused("train", "debug", "--data.train", location)
+    check(error, code, **fields)
+    assert "pw" not in str(error)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +292,7 @@ def test_images_to_predict_keep_what_tells_them_apart(tmp_path: Path) -> None:
     assert found.names == [f"{server.url}/get?id={number}" for number in (1, 2, 3)]
     assert found.index.size.tolist() == [len(png(1))] * 2 + [0]
     assert SIGNATURE not in str(found)
-    with pytest.raises(DataError, match=r"^http://…: a URL with a query"):
+    with raises("storage.unquoted-query", scheme="http"):
         open_images([f"http://host/get?sig=no {SIGNATURE}"], tmp_path, lambda *_: None)
 
 
@@ -321,17 +300,18 @@ def test_images_to_predict_keep_what_tells_them_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "kubernetes"])
-def test_launchers_that_write_commands_refuse_secrets(launcher: str, capsys: Capture) -> None:
+def test_launchers_that_write_commands_refuse_secrets(launcher: str) -> None:
     extra: tuple[object, ...] = ("--ranks", 1)
     if launcher == "kubernetes":
         extra = ("--image", "i", "--volume", "c:/runs", "--run", "/runs/a")
     words = ("launch", launcher, "debug", *extra, "--dry-run", "--data")
-    said = complaint(capsys, *words, "http://me:pw@host/data")
-    assert "http://…: a URL with a login" in said
-    assert "pw" not in said
-    said = complaint(capsys, *words, "http://host/data?sig=pw")
-    assert "http://host/data: holds a signature, and would be written into the" in said
-    assert "pw" not in said
+    for url, code in (
+        ("http://me:pw@host/data", "storage.login-in-url"),
+        ("http://host/data?sig=pw", "launch.signature-written"),
+    ):
+        error = refused(*words, url)
+        check(error, code)
+        assert "pw" not in str(error)
     assert run(*words, "http://host/data") == 0
 
 

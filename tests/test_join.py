@@ -20,11 +20,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.command_line import Capture, complaint, newest, shown
-from tests.data.streams import PlainServer, ids_of, write_shards
+from tests.data.streams import ids_of, write_shards
 from tests.runs import assert_same_end, curve, events, on_each_step
 from tests.runs import progress as progress_of
 from tests.spawn import end_by, spawn, train_joined
 from tests.steps import make_step, plain_batch
+from tests.web import FaultyServer
 from trainyard.config import RunConfig, load_recipe
 from trainyard.course import build_course
 from trainyard.data.batch import HostBatch
@@ -307,7 +308,7 @@ def test_one_rank_from_a_plain_web_server(
     shards: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with PlainServer(shards / "small") as server:
+    with FaultyServer(shards / "small", has_ranges=False) as server:
         server.faults = ["", "", "cut"]
         remote = ["--data.train", f"{server.url}/part-{{000..003}}.tar"]
         shown(capsys, *words(shards), *remote, "--run", tmp_path / "remote")

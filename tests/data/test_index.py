@@ -3,7 +3,6 @@ import mmap
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,9 @@ import numpy as np
 import pytest
 
 from tests.command_line import Capture
-from tests.data.streams import Server
 from tests.data.tars import Patch, stored, write_files, write_shard
+from tests.errors import raises
+from tests.web import FaultyServer
 from trainyard import files
 from trainyard.data import formats
 from trainyard.data.formats.scan import FileRows, Scan
@@ -21,7 +21,6 @@ from trainyard.data.index.table import Index, load_index
 from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.data.storage.manifest import Manifest, Shard, Split, write_manifest
 from trainyard.data.storage.remote import download
-from trainyard.errors import DataError
 
 LONG_AGO = 1_000_000_000  # seconds since 1970
 
@@ -233,7 +232,7 @@ def test_nowhere_to_write_is_an_error_that_says_what_to_do(
     tmp_path: Path, folder: Path, read_only: Callable[[Path], None]
 ) -> None:
     read_only(tmp_path)
-    with pytest.raises(DataError, match=f"{folder}.*Read-only.*TRAINYARD_CACHE"):
+    with raises("index.unwritable", location=folder, reason="Read-only file system"):
         open_index(str(folder))
 
 
@@ -393,7 +392,7 @@ def test_a_failed_write_leaves_no_file_behind(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(DataError, match="No space left"):
+    with raises("index.unwritable", location=folder):
         open_index(str(folder))
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
     assert list(cache.iterdir()) == []
@@ -404,31 +403,18 @@ def test_a_failed_write_leaves_no_file_behind(
 
 def test_an_index_that_a_server_holds_beside_its_data_is_not_taken(tmp_path: Path) -> None:
     """It may be that of earlier shards of the same sizes, with other labels."""
-    with Server(tmp_path / "source") as server:
+    with FaultyServer(tmp_path / "source") as server:
         write_labels(server.folder / "0.tar", [0, 1, 2, 3])
         open_index(f"{server.folder}/0.tar")
         write_labels(server.folder / "0.tar", [3, 2, 1, 0])
         assert open_index(f"{server.url}/0.tar").label.tolist() == [3, 2, 1, 0]
 
 
-class Untagged(Server):
-    """Sends neither ETag nor Last-Modified."""
-
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
-        send = request.send_header
-
-        def send_header(keyword: str, value: str) -> None:
-            if keyword != "ETag":
-                send(keyword, value)
-
-        request.send_header = send_header  # type: ignore[method-assign]
-        super().answer(request)
-
-
 def test_a_server_that_does_not_tell_versions_apart_is_named(
     tmp_path: Path, capsys: Capture
 ) -> None:
-    with Untagged(tmp_path / "source") as server:
+    with FaultyServer(tmp_path / "source") as server:
+        server.has_tags = False
         write_labels(server.folder / "0.tar", [0, 1])
         for _ in range(2):
             open_index(f"{server.url}/0.tar")
@@ -445,7 +431,8 @@ def test_a_download_does_not_go_on_with_what_may_be_an_earlier_version(
     def interrupt(count: int) -> None:
         raise InterruptedError
 
-    with Untagged(tmp_path / "source") as server:
+    with FaultyServer(tmp_path / "source") as server:
+        server.has_tags = False
         for content in (b"11112222", b"33334444"):
             write_files(server.folder, {"a": content})
             with pytest.raises(InterruptedError):

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.command_line import Capture, complaint, run, shown
-from tests.data.streams import Server, write_shards
+from tests.command_line import Capture, run, shown
+from tests.data.streams import write_shards
+from tests.errors import check, raises, refused
+from tests.web import FaultyServer
 from trainyard.data.index.build import open_index
 from trainyard.data.index.splits import find_splits
 from trainyard.datasets.pack.class_subset import choose_classes
-from trainyard.errors import DataError
 
 NAMES = ("bee", "cat", "dog", "eel")
 
@@ -80,43 +81,41 @@ def test_named_classes(digits: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "code"),
     [
-        (["--format", "zip"], "--format cannot be 'zip'"),
-        ([], "required: --format"),
-        (["--format", "hdf5", "--shard-size", "big"], "'big' is not a size; write 1GB"),
-        (["--format", "hdf5", "--shard-samples", "0"], "at least one sample"),
-        (["--format", "hdf5", "--workers", "0"], "--workers 0: choose 1 or more"),
-        (["--format", "hdf5", "--quality", "90"], "add --short"),
-        (["--format", "hdf5", "--pixels"], "holds no raw pixels; choose the format packed"),
-        (["--format", "hdf5", "--short", "0"], "0 pixels"),
-        (["--format", "hdf5", "--short", "9", "--quality", "0"], "quality of 0"),
-        (["--format", "hdf5", "--split", "test"], "holds train and val; name one of them"),
-        (["--format", "hdf5", "--classes", "11"], "the data has 10"),
-        (["--format", "hdf5", "--classes", "3,x"], "there is no class 'x'"),
-        (["--format", "hdf5", "--name", "../up"], "the name '../up'"),
+        ("", "option.missing"),
+        ("--format zip", "option.unknown-choice"),
+        ("--format hdf5 --shard-size big", "option.invalid"),
+        ("--format hdf5 --shard-samples 0", "pack.empty-shard"),
+        ("--format hdf5 --workers 0", "option.out-of-range"),
+        ("--format hdf5 --quality 90", "option.quality-without-short"),
+        ("--format hdf5 --pixels", "pack.format-without-pixels"),
+        ("--format hdf5 --short 0", "pack.size-out-of-range"),
+        ("--format hdf5 --short 9 --quality 0", "pack.quality-out-of-range"),
+        ("--format hdf5 --split test", "pack.several-splits"),
+        ("--format hdf5 --classes 11", "pack.too-few-classes"),
+        ("--format hdf5 --classes 3,x", "pack.unknown-class"),
+        ("--format hdf5 --name ../up", "pack.malformed-name"),
     ],
 )
-def test_mistakes(
-    digits: Path, tmp_path: Path, capsys: Capture, words: list[str], said: str
-) -> None:
-    assert said in complaint(capsys, "data", "pack", digits, tmp_path / "out", *words)
+def test_mistakes(digits: Path, tmp_path: Path, words: str, code: str) -> None:
+    check(refused("data", "pack", digits, tmp_path / "out", *words.split()), code)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_destination_on_a_server_is_refused(digits: Path, capsys: Capture) -> None:
+def test_a_destination_on_a_server_is_refused(digits: Path) -> None:
     words = ("data", "pack", digits, "s3://bucket/out", "--format", "hdf5")
-    assert "s3://bucket/out: pack into a folder" in complaint(capsys, *words)
+    check(refused(*words), "pack.destination-on-server", location="s3://bucket/out")
 
 
-def test_the_hub_is_packed_in_its_own_order_alone(tmp_path: Path, capsys: Capture) -> None:
+def test_the_hub_is_packed_in_its_own_order_alone(tmp_path: Path) -> None:
     words = ("data", "pack", "hf://datasets/a/b", tmp_path / "out", "--format", "webdataset")
-    assert "pack in its own order, by --no-shuffle" in complaint(capsys, *words)
+    check(refused(*words), "pack.shuffled-from-hub", location="hf://datasets/a/b")
 
 
-def test_images_of_a_server_are_requested_many_at_a_time(tmp_path: Path, capsys: Capture) -> None:
+def test_images_of_a_server_are_requested_many_at_a_time(tmp_path: Path) -> None:
     """`data pack`, `verify --deep` and `show` asked for one image after another."""
-    with Server(tmp_path / "source") as server:
+    with FaultyServer(tmp_path / "source") as server:
         location = write_shards(server.folder, [200, 200])
         url = f"{server.url}/{Path(location).name}"
         commands = (
@@ -147,7 +146,7 @@ def test_classes_at_random_depend_on_the_seed_alone() -> None:
 def test_a_number_that_is_a_class_too_is_refused() -> None:
     """`--classes 5` drew five classes of MNIST at random."""
     digits = tuple(map(str, range(10)))
-    with pytest.raises(DataError, match=r"--classes 5: a class has this name: write 5, for it"):
+    with raises("pack.ambiguous-classes", value="5"):
         choose_classes("5", digits, 10, 0)
     assert choose_classes("5,", digits, 10, 0)[1] == ("5",)
     assert len(choose_classes("05", digits, 10, 0)[1]) == 5
@@ -159,7 +158,7 @@ def test_classes_without_names_are_chosen_by_number() -> None:
 
 
 def test_a_class_that_is_not_there_is_named_with_the_nearest() -> None:
-    with pytest.raises(DataError, match="no class 'bees'; did you mean 'bee'"):
+    with raises("pack.unknown-class", name="bees"):
         choose_classes("cat,bees", NAMES, 4, 0)
-    with pytest.raises(DataError, match="names no classes"):
+    with raises("pack.no-classes-named"):
         choose_classes(",", NAMES, 4, 0)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tests.command_line import Capture, complaint, shown
-from tests.data.streams import Server
+from tests.command_line import Capture, shown
 from tests.data.tars import Patch, write_files, write_shard
 from tests.data.test_loader import all_batches, jpeg, spec
+from tests.errors import check, raises, refused
+from tests.web import FaultyServer
 from trainyard.data._native import core, own_decoder
 from trainyard.data.batch import HostBatch
 from trainyard.data.decode.crops import CentralCrop
@@ -25,7 +26,6 @@ from trainyard.data.reading.reader import Reader
 from trainyard.data.remarks import slow_paths, warn
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.data.storage.encoded import contents_of
-from trainyard.errors import DataError
 
 pytestmark = pytest.mark.skipif(core is None, reason="needs the extension in C")
 
@@ -40,8 +40,8 @@ def index(tmp_path: Path) -> Index:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with Server(tmp_path / "source") as server:
+def server(tmp_path: Path) -> Iterator[FaultyServer]:
+    with FaultyServer(tmp_path / "source") as server:
         yield server
 
 
@@ -112,7 +112,7 @@ def test_of_shards(tmp_path: Path) -> None:
     assert open_seek(open_merged([location, location], None)) is None  # none of its own
 
 
-def test_images_behind_http(server: Server) -> None:
+def test_images_behind_http(server: FaultyServer) -> None:
     write_shard(server.folder / "a.tar", [(jpeg(n), 0) for n in range(9)])
     index = open_index(f"{server.url}/a.tar")
     table = build_seek(index, silent)
@@ -187,7 +187,7 @@ def test_who_decodes_without_the_extension_is_told_so_once(
 def test_without_the_extension(index: Index, monkeypatch: Patch) -> None:
     build_seek(index, silent)
     monkeypatch.setattr("trainyard.data.decode.seek_tables.is_built", lambda: False)
-    with pytest.raises(DataError, match=r"--seek needs the extension in C: install a C compiler"):
+    with raises("data.needs-c-extension", name="--seek"):
         build_seek(index, silent)
     assert open_seek(index) is None
 
@@ -208,11 +208,12 @@ def test_command(index: Index, tmp_path: Path, capsys: Capture) -> None:
     assert "seek" not in shown(capsys, "data", "index", location)
 
 
-def test_a_folder_that_cannot_be_written_to(
-    index: Index, capsys: Capture, monkeypatch: Patch
-) -> None:
+def test_a_folder_that_cannot_be_written_to(index: Index, monkeypatch: Patch) -> None:
     monkeypatch.setattr(
         "trainyard.data.decode.seek_tables.seek_path", lambda _: Path("/proc/no/such.seek")
     )
-    said = complaint(capsys, "data", "index", str(index.path.parent), "--seek")
-    assert said.startswith("trainyard: /proc/no/such.seek: cannot be written (No such file")
+    check(
+        refused("data", "index", str(index.path.parent), "--seek"),
+        "file.unwritable",
+        path="/proc/no/such.seek",
+    )

@@ -1,6 +1,6 @@
 """Bearer tokens: sent to the server that they are for, and to no other; told to nobody."""
 
-import threading
+import os
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.data.tars import Patch
-from tests.web import BurstServer
+from tests.errors import raises
+from tests.web import FaultyServer
 from trainyard.data.storage.credentials import token_of
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.remote.http_stream import HttpStream
@@ -19,58 +20,32 @@ CONTENT = bytes(range(256)) * 100
 SECRET = "hf_0123456789secret"
 
 
-class Server:
-    """Sends CONTENT to whoever has its token, or redirects to another server."""
+class Server(FaultyServer):
+    """Sends CONTENT to whoever has its token, and notes the Authorization of each request."""
 
-    def __init__(self) -> None:
-        self.seen: list[str | None] = []  # Authorization of each request
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.seen: list[str | None] = []
         self.token: str | None = None
-        self.moved_to: str | None = None
-        outer = self
+        self.refusal = self._check
+        for name in ("a.tar", "signed"):
+            (folder / name).write_bytes(CONTENT)
+            os.utime(folder / name, (1, 1))  # its tag
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                outer.answer(self)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = BurstServer(("127.0.0.1", 0), Handler)
-        self.host = f"127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
+    def _check(self, request: BaseHTTPRequestHandler) -> int:
         given = request.headers.get("Authorization")
         self.seen.append(given)
-        status, headers, body = 200, {"ETag": '"1"'}, CONTENT
-        if self.moved_to:
-            status, headers, body = 302, {"Location": self.moved_to}, b""
-        elif self.token and given != f"Bearer {self.token}":
-            status, body = 401, b""
-        elif span := request.headers.get("Range"):
-            first, last = map(int, span.removeprefix("bytes=").split("-"))
-            status, body = 206, CONTENT[first : last + 1]
-            headers["Content-Range"] = f"bytes {first}-{last}/{len(CONTENT)}"
-        request.send_response(status)
-        for name, value in (headers | {"Content-Length": str(len(body))}).items():
-            request.send_header(name, value)
-        request.end_headers()
-        request.wfile.write(body)
+        return 401 if self.token and given != f"Bearer {self.token}" and not self.moved_to else 0
 
 
 @pytest.fixture
-def servers(monkeypatch: Patch) -> Iterator[tuple[Server, Server]]:
+def servers(monkeypatch: Patch, tmp_path: Path) -> Iterator[tuple[Server, Server]]:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.delenv("TRAINYARD_TOKENS", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("TRAINYARD_RETRY_S", "1")
-    both = Server(), Server()
-    yield both
-    for one in both:
-        one.server.shutdown()
-        one.server.server_close()
+    with Server(tmp_path / "hub") as hub, Server(tmp_path / "storage") as storage:
+        yield hub, storage
 
 
 def test_a_token_goes_to_its_server_alone(
@@ -107,7 +82,7 @@ def test_a_redirect_that_has_expired_is_followed_anew(servers: tuple[Server, Ser
     hub.moved_to = f"http://{storage.host}/signed"
     file = open_source(f"http://{hub.host}/a.tar")
     storage.token = "nobody has it"  # so it refuses, as it does after the time of a signature
-    hub.moved_to = None
+    hub.moved_to = ""
     assert file.read(5000, 9000) == CONTENT[5000:14_000]
 
 
@@ -117,11 +92,11 @@ def test_a_wrong_token_is_named_without_being_told(
     hub, _ = servers
     hub.token = "another"
     monkeypatch.setenv("TRAINYARD_TOKENS", f"{hub.host}={SECRET}")
-    with pytest.raises(DataError, match="401 Unauthorized: the token is wrong") as caught:
+    with raises("storage.token-refused", status="401 Unauthorized") as caught:
         open_source(f"http://{hub.host}/a.tar")
     assert SECRET not in str(caught.value)
     monkeypatch.delenv("TRAINYARD_TOKENS")
-    with pytest.raises(DataError, match="a token goes into HF_TOKEN or TRAINYARD_TOKENS"):
+    with raises("storage.no-login"):
         open_source(f"http://{hub.host}/a.tar")
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.services.losses import SAME, Losses, losses_of
-from tests.services.servers import FaultyServer
 from tests.services.slurm_cluster import SlurmCluster
+from tests.web import FaultyServer
 from trainyard.data.storage.manifest import Manifest, Shard, Split, write_manifest
 from trainyard.data.storage.remote.retry import _said
 from trainyard.files import sha256
@@ -61,9 +61,7 @@ def own_shards(shards: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def faulty(tmp_path: Path) -> Iterator[FaultyServer]:
-    folder = tmp_path / "faulty"
-    folder.mkdir()
-    with FaultyServer(folder) as server:
+    with FaultyServer(tmp_path / "faulty") as server:
         yield server
 
 

@@ -21,11 +21,16 @@ from trainyard.errors import DataError
 from trainyard.image_size import ImageSize
 
 _SHARD_STREAM, _SHUFFLE_STREAM = 9, 10  # separate these uses of a seed from others
-_BUFFER = 2048  # samples in the shuffle buffer; 230 MB of ImageNet
-_BUFFER_BYTES = 1 << 30  # limit of the shuffle buffer
-_FIRST = 256  # samples in the buffer before the first one leaves it
 _DRAWS = 1024  # random numbers made at a time
 _POSITION_BITS = 32
+
+
+class Room(NamedTuple):
+    """What the shuffle buffer holds at most."""
+
+    samples: int = 2048  # 230 MB of ImageNet
+    first: int = 256  # samples before the first one leaves
+    num_bytes: int = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +116,11 @@ def _items(spec: StreamSpec, number: int) -> Iterator[Item]:
                 yield Item(shard, position, sample)
 
 
-def shuffled(items: Iterator[Item], draws: Iterator[float]) -> Iterator[Item]:
+def shuffled(
+    items: Iterator[Item],
+    draws: Iterator[float],
+    room: Room = Room(),  # noqa: B008
+) -> Iterator[Item]:
     """Every item once, in random order within a buffer.
 
     The buffer begins small and grows while items leave it, so that the first items need not wait
@@ -122,8 +131,8 @@ def shuffled(items: Iterator[Item], draws: Iterator[float]) -> Iterator[Item]:
     for number, item in enumerate(items):
         buffer.append(item)
         held += len(item.sample.image)
-        is_one_due = len(buffer) > _BUFFER or (len(buffer) > _FIRST and number % 2)
-        while is_one_due or held > _BUFFER_BYTES:
+        is_one_due = len(buffer) > room.samples or (len(buffer) > room.first and number % 2)
+        while is_one_due or held > room.num_bytes:
             chosen = _pop(buffer, next(draws))
             held -= len(chosen.sample.image)
             is_one_due = False
