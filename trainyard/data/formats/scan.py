@@ -80,8 +80,11 @@ class FileScan(NamedTuple):
 
 def in_threads(threads: int, read: Callable[[str], T], names: Sequence[str]) -> Iterator[T]:
     """What `read` finds in each file, in the order of the names; several are read at once."""
-    with ThreadPoolExecutor(threads) as pool:
+    pool = ThreadPoolExecutor(threads)
+    try:
         yield from pool.map(read, names)
+    finally:  # without a join, which deadlocks where the garbage collector ends this generator
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def all_rows(scans: Iterable[FileScan], left_out: LeftOut) -> Iterator[FileRows]:
