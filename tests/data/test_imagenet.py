@@ -7,10 +7,11 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.datasets import imagenet as torchvision_imagenet
 
-from tests.command_line import Capture, complaint, run, shown
+from tests.command_line import Capture, run, shown
 from tests.data.tars import Patch, open_splits, stored
+from tests.errors import check, raises, refused
 from tests.mini_imagenet import (
     CMYK,
     PNG_IN_DISGUISE,
@@ -33,7 +35,7 @@ from trainyard.data.index.build import open_index
 from trainyard.data.storage.manifest import read_manifest
 from trainyard.datasets.prepare import checksums, imagenet
 from trainyard.datasets.prepare.devkit import read_devkit
-from trainyard.errors import DataError
+from trainyard.datasets.prepare.preparation import Preparation
 
 FORMATS = ("webdataset", "folder", "hdf5")
 TRAIN, VAL, DEVKIT = (name for name, _ in imagenet.ARCHIVES.values())
@@ -154,66 +156,43 @@ def test_repair_changes_the_odd_files_alone(
 
 # --- killed and started again ---
 
-KILLED = """
-import contextlib, os, signal, sys
-from pathlib import Path
-from trainyard.datasets.prepare.imagenet import prepare_imagenet_1k
-from trainyard.datasets.prepare.preparation import Preparation
 
-source, destination, kind, stage, count = sys.argv[1:]
+class Killed(BaseException):
+    """Ends a preparation at a named point, where nothing may catch it."""
 
-@contextlib.contextmanager
-def counter(what, total):
-    def progress(done):
-        if what.startswith(stage) and done >= int(count):
-            os.kill(os.getpid(), signal.SIGKILL)
-    yield progress
 
-if __name__ == "__main__":
+def prepare_until(source: Path, destination: Path, kind: str, stage: str, count: int) -> None:
+    """Prepare with many small shards; ends once a stage has come so far."""
+
+    @contextmanager
+    def counter(what: str, total: int | None) -> Iterator[Callable[..., None]]:
+        def progress(done: int, *_: object) -> None:
+            if what.startswith(stage) and done >= count:
+                raise Killed
+
+        yield progress
+
     preparation = Preparation(
-        Path(destination), counter, format=kind, checksum=False, workers=2, shard_samples=4
+        destination, counter, format=kind, checksum=False, workers=2, shard_samples=4
     )
-    prepare_imagenet_1k(Path(source), preparation, repair=False)
-"""
+    imagenet.prepare_imagenet_1k(source, preparation, repair=False)
 
 
-def prepare_in_process(source: Path, destination: Path, kind: str, stage: str, count: int) -> int:
-    """Prepare with many small shards; killed once a stage has come so far."""
-    script = destination.with_name("killed.py")
-    script.write_text(KILLED)
-    words = [sys.executable, str(script), str(source), str(destination), kind, stage, str(count)]
-    return subprocess.run(words, check=False).returncode
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", FORMATS)
 def test_killed_while_packing_it_goes_on_to_the_same_bytes(
-    kind: str, mini: MiniImageNet, tmp_path: Path
+    mini: MiniImageNet, tmp_path: Path
 ) -> None:
-    assert prepare_in_process(mini.folder, tmp_path / "whole", kind, "none", 0) == 0
-    undisturbed = files_in(tmp_path / "whole")
-    folder = tmp_path / "killed"
-    code = prepare_in_process(mini.folder, folder, kind, "reading the headers of ILSVRC2012", 1)
-    assert code == -signal.SIGKILL
-    for count in (6, 30):
-        code = prepare_in_process(mini.folder, folder, kind, "packing", count)
-        assert code == -signal.SIGKILL
+    prepare_until(mini.folder, tmp_path / "whole", "webdataset", "none", 0)
+    folder, undisturbed = tmp_path / "killed", files_in(tmp_path / "whole")
+    for stage, count in (("reading the headers of ILSVRC2012", 1), ("packing", 6), ("packing", 30)):
+        with pytest.raises(Killed):
+            prepare_until(mini.folder, folder, "webdataset", stage, count)
         assert not (folder / "dataset.json").exists()
-    part = files_in(folder)
-    assert 1 < len(part) < len(undisturbed)
-    assert prepare_in_process(mini.folder, folder, kind, "none", 0) == 0
+    assert 1 < len(files_in(folder)) < len(undisturbed)
+    command = words(mini.folder, folder, "--no-checksum", "--seed", 7)
+    check(refused(*command), "pack.settings-differ")
+    prepare_until(mini.folder, folder, "webdataset", "none", 0)
     assert files_in(folder) == undisturbed
     assert not [path for path in folder.rglob(".*") if path.suffix in (".part", ".jsonl")]
-
-
-@pytest.mark.slow
-def test_other_settings_do_not_go_on_with_a_killed_run(
-    mini: MiniImageNet, tmp_path: Path, capsys: Capture
-) -> None:
-    folder = tmp_path / "out"
-    assert prepare_in_process(mini.folder, folder, "webdataset", "packing", 6) < 0
-    command = words(mini.folder, folder, "--no-checksum", "--seed", 7)
-    assert "seed 0 instead of 7" in complaint(capsys, *command)
 
 
 def test_a_finished_one_is_left_as_it_is(mini: MiniImageNet, tmp_path: Path) -> None:
@@ -231,15 +210,14 @@ def test_the_checksums_are_those_of_torchvision() -> None:
     assert imagenet.ARCHIVES == torchvision_imagenet.ARCHIVE_META
 
 
-def test_a_wrong_checksum_names_archive_and_sums(
-    mini: MiniImageNet, tmp_path: Path, capsys: Capture
-) -> None:
-    said = complaint(capsys, *words(mini.folder, tmp_path / "out"))
-    found = hashlib.md5((mini.folder / TRAIN).read_bytes()).hexdigest()
-    assert TRAIN in said
-    assert found in said
-    assert "1d675b47d978889d74fa0da5fadfb00e" in said
-    assert "--no-checksum" in said
+def test_a_wrong_checksum_names_archive_and_sums(mini: MiniImageNet, tmp_path: Path) -> None:
+    check(
+        refused(*words(mini.folder, tmp_path / "out")),
+        "prepare.wrong-md5",
+        path=mini.folder / TRAIN,
+        md5=hashlib.md5((mini.folder / TRAIN).read_bytes()).hexdigest(),
+        expected="1d675b47d978889d74fa0da5fadfb00e",
+    )
     assert not (tmp_path / "out" / "dataset.json").exists()
 
 
@@ -254,15 +232,15 @@ def official(mini: MiniImageNet, monkeypatch: Patch) -> None:
 
 
 @pytest.mark.usefixtures("official")
-def test_fewer_images_than_published_are_an_error(
-    mini: MiniImageNet, tmp_path: Path, capsys: Capture
-) -> None:
-    said = complaint(capsys, *words(mini.folder, tmp_path / "out"))
-    assert f"{len(mini.pairs('train'))} training images found instead of 1,281,167" in said
+def test_fewer_images_than_published_are_an_error(mini: MiniImageNet, tmp_path: Path) -> None:
+    check(
+        refused(*words(mini.folder, tmp_path / "out")),
+        "prepare.wrong-imagenet-count",
+        what="training images",
+    )
 
 
-def test_an_interrupted_check_ends_at_once(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(checksums, "_CHUNK", 10)
+def test_an_interrupted_check_ends_at_once(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in "abc"]
     for path in paths:
         path.write_bytes(path.name.encode() * 1000)
@@ -276,11 +254,11 @@ def test_an_interrupted_check_ends_at_once(tmp_path: Path, monkeypatch: Patch) -
             os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C: the main thread takes it
 
     with pytest.raises(KeyboardInterrupt):
-        checksums.check_md5(expected, interrupt)
+        checksums.check_md5(expected, interrupt, chunk_bytes=10)
     assert read[-1] < 2500
     checksums.check_md5(expected)
     paths[0].write_bytes(b"another")
-    with pytest.raises(DataError, match=hashlib.md5(b"another").hexdigest()):
+    with raises("prepare.wrong-md5", path=f"{tmp_path}/a"):
         checksums.check_md5(expected)
 
 
@@ -288,13 +266,9 @@ def test_an_interrupted_check_ends_at_once(tmp_path: Path, monkeypatch: Patch) -
 
 
 @pytest.mark.parametrize("name", [TRAIN, VAL, DEVKIT])
-def test_a_missing_archive_is_named(
-    name: str, source: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_missing_archive_is_named(name: str, source: Path, tmp_path: Path) -> None:
     (source / name).unlink()
-    said = complaint(capsys, *words(source, tmp_path / "out"))
-    assert f"there is no {name} here" in said
-    assert "image-net.org" in said
+    check(refused(*words(source, tmp_path / "out")), "prepare.missing-file", name=name)
     assert not (tmp_path / "out").exists()
 
 
@@ -330,12 +304,9 @@ def test_a_validation_image_without_a_class(
     assert f"{name} is not among the 20 images" in capsys.readouterr().err
 
 
-def test_a_destination_in_use_is_refused_at_once(
-    mini: MiniImageNet, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_destination_in_use_is_refused_at_once(mini: MiniImageNet, tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
-    said = complaint(capsys, *words(mini.folder, tmp_path))
-    assert "letter.txt" in said
+    check(refused(*words(mini.folder, tmp_path)), "pack.destination-not-empty", path=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
 
@@ -346,21 +317,21 @@ def packed(contents: dict[str, bytes]) -> bytes:
     return gzip.compress(tar_of(contents), mtime=0)
 
 
-def broken_devkits(whole: dict[str, bytes]) -> dict[str, bytes]:
-    """Damaged content of a devkit by the error that it makes."""
+def broken_devkits(whole: dict[str, bytes]) -> list[tuple[str, bytes]]:
+    """Codes of errors, and damaged contents of a devkit that make them."""
     meta, truth = sorted(name for name in whole if "/data/" in name)[::-1]
     assert meta.endswith("meta.mat")
     cut = packed(whole)
-    return {
-        "cannot be read as a .tar.gz": b"not gzip",
-        "Compressed file ended": cut[: len(cut) // 2],
-        "holds no data/meta.mat": packed({truth: whole[truth]}),
-        "holds no data/ILSVRC2012_validation_ground_truth.txt": packed({meta: whole[meta]}),
-        "not the ILSVRC2012 devkit": packed(whole | {meta: b"MATLAB 5.0" + bytes(500)}),
-        "invalid literal": packed(whole | {truth: b"1\n2\nthree\n"}),
-        "has class 7, which": packed(whole | {truth: b"1\n7\n"}),  # an inner node
-        "unpacks to more than": gzip.compress(bytes(70 << 20), 1),
-    }
+    return [
+        ("prepare.archive-unreadable", b"not gzip"),
+        ("prepare.archive-unreadable", cut[: len(cut) // 2]),
+        ("prepare.missing-member", packed({truth: whole[truth]})),
+        ("prepare.missing-member", packed({meta: whole[meta]})),
+        ("prepare.not-the-devkit", packed(whole | {meta: b"MATLAB 5.0" + bytes(500)})),
+        ("prepare.not-the-devkit", packed(whole | {truth: b"1\n2\nthree\n"})),
+        ("prepare.undefined-class", packed(whole | {truth: b"1\n7\n"})),  # an inner node
+        ("prepare.archive-too-large", gzip.compress(bytes(70 << 20), 1)),
+    ]
 
 
 def unpacked(path: Path) -> dict[str, bytes]:
@@ -370,9 +341,9 @@ def unpacked(path: Path) -> dict[str, bytes]:
 
 def test_a_broken_devkit_is_named(mini: MiniImageNet, tmp_path: Path) -> None:
     path = tmp_path / DEVKIT
-    for message, damaged in broken_devkits(unpacked(mini.folder / DEVKIT)).items():
+    for code, damaged in broken_devkits(unpacked(mini.folder / DEVKIT)):
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match=f"{path}.*{message}"):
+        with raises(code, path=path):
             read_devkit(path)
 
 
@@ -398,11 +369,11 @@ def test_a_hostile_devkit_leaves_nothing_on_the_disk(mini: MiniImageNet, tmp_pat
 def test_a_wordnet_id_is_no_path(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr("tests.mini_imagenet.LEAVES", {"../../evil": "a path"})
     write_devkit(tmp_path / DEVKIT, [1])
-    with pytest.raises(DataError, match=r"'\.\./\.\./evil' in data/meta.mat is no"):
+    with raises("prepare.not-a-wordnet-id", path=f"{tmp_path}/ILSVRC2012_devkit_t12.tar.gz"):
         read_devkit(tmp_path / DEVKIT)
 
 
 def test_without_scipy_the_extra_is_named(mini: MiniImageNet, monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.io", None)
-    with pytest.raises(DataError, match=r"pip install 'trainyard-images\[imagenet\]'"):
+    with raises("prepare.needs-scipy"):
         read_devkit(mini.folder / DEVKIT)

@@ -11,19 +11,20 @@ from trainyard.datasets.pack.journal import Part
 from trainyard.datasets.pack.shards import ShardJob
 from trainyard.files import fsync, part_of, remove_parts
 
-_WINDOW = 1 << 26  # bytes mapped at a time; a whole large file would count as this process's memory
-
 Outputs = list[tuple[Path, Path]]
 """Temporary and final paths."""
 
 
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file just written: read from memory, without a copy."""
+def sha256_of(path: Path, *, window: int = 1 << 26) -> str:
+    """The SHA-256 of a file just written: read from memory, without a copy.
+
+    `window`: bytes mapped at a time; a whole large file would count as this process's memory.
+    """
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        for start in range(0, size, _WINDOW):
-            length = min(_WINDOW, size - start)
+        for start in range(0, size, window):
+            length = min(window, size - start)
             view = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start)
             with view as content:
                 digest.update(content)

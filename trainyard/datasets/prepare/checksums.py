@@ -8,11 +8,12 @@ from pathlib import Path
 
 from trainyard.errors import DataError
 
-_CHUNK = 8 << 20  # bytes
-
 
 def check_md5(
-    expected: Mapping[Path, str], progress: Callable[[int], None] = lambda _: None
+    expected: Mapping[Path, str],
+    progress: Callable[[int], None] = lambda _: None,
+    *,
+    chunk_bytes: int = 8 << 20,
 ) -> None:
     """DataError unless the files have these MD5 sums; the files are read in parallel.
 
@@ -24,7 +25,7 @@ def check_md5(
         nonlocal count
         digest = hashlib.md5(usedforsecurity=False)
         with open(path, "rb", buffering=0) as file:
-            while (chunk := file.read(_CHUNK)) and not is_over.is_set():
+            while (chunk := file.read(chunk_bytes)) and not is_over.is_set():
                 digest.update(chunk)
                 with lock:
                     count += len(chunk)
