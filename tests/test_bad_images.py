@@ -13,8 +13,9 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits, load_sample_images
 
-from tests.command_line import Capture, complaint, run, shown
+from tests.command_line import Capture, run, shown
 from tests.data.tars import Patch, write_shard
+from tests.errors import check, refused
 from tests.images import encode
 from trainyard.data.decode.crops import CentralCrop
 from trainyard.data.index.build import open_index
@@ -182,8 +183,7 @@ def test_validation_images_that_are_all_bad(data: Path, tmp_path: Path, capsys: 
     assert "12 of 12 val samples cannot be read" in capsys.readouterr().err
     shown(capsys, *train, "1")
     # An accuracy over no images is none.
-    said = complaint(capsys, "evaluate", folder)
-    assert "none of its 12 images can be read" in said
+    check(refused("evaluate", folder), "data.none-readable", location=f"{data}/val", num_images=12)
 
 
 def test_files_that_go_away_or_change_while_training(
@@ -211,10 +211,7 @@ def loaded(index: Index) -> dict[str, tuple[np.ndarray[Any, Any], float]]:
         crop=CentralCrop(SIDE, 1.0),
         image_size=SIDE,
         interpolation="bicubic",
-        start=0,
         stop=-(-len(index) // 16),
-        rank=0,
-        size=1,
         threads=2,
     )
     found = {}

@@ -35,7 +35,7 @@ from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.index.build import build_index
 from trainyard.files import part_of
 
-TREES = int(os.environ.get("TRAINYARD_TREES", "60"))
+TREES = int(os.environ.get("TRAINYARD_TREES", "30"))
 IMAGES = (".jpg", ".JPEG", ".jfif", ".jpe", ".png", ".webp", ".gif", ".avif", ".jp2", ".tiff")
 OTHERS = (".txt", ".JSON", ".mp4", ".xcf", ".zip", ".eps", "")
 HIDDEN_NAMES = (".DS_Store", "._a.jpg", ".x.png", ".ipynb_checkpoints")

@@ -23,7 +23,7 @@ from trainyard.data import formats
 from trainyard.data.storage.location import find_place
 from trainyard.errors import DataError
 
-TABLES = int(os.environ.get("TRAINYARD_TREES", "60"))
+TABLES = int(os.environ.get("TRAINYARD_TREES", "30"))
 IMAGES = [f"{folder}{n}.jpg" for folder in ("", "a/", "a/b, c/", "é/") for n in range(5)]
 WORDS = {
     "train": ["train", "Training", " TRAIN "],

@@ -13,6 +13,7 @@ from sklearn.datasets import load_sample_images
 from timm.data import create_transform
 from torchvision.transforms import v2
 
+from tests.errors import raises
 from tests.images import encode
 from trainyard.config import check
 from trainyard.data._native import core
@@ -21,7 +22,6 @@ from trainyard.data.decode.decode import decode_batch, native_pixels
 from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.rng import fold_in, uniforms
 from trainyard.data.storage.encoded import in_memory
-from trainyard.errors import RecipeError
 from trainyard.image_size import ImageSize
 
 IMAGENET = RandomResizedCrop(seed=7, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5)
@@ -248,24 +248,23 @@ def test_central_crops_lie_inside(
 
 # --- recipe keys ---
 
-REFUSED = [
-    ({"color_jitter": [0.4]}, "augment.color_jitter = .*: write three strengths, or four"),
-    ({"color_jitter": [0.4, 0.4, 0.4, 0.6]}, "augment.color_jitter = .*: hue is 0.5 at most"),
-    (
-        {"randaugment": "rand-m9", "color_jitter": [0.4, 0.4, 0.4]},
-        'augment.color_jitter = .*: augment.randaugment = "rand-m9" changes colours already',
-    ),
-    ({"mixup": -1.0}, "augment.mixup = -1.0"),
-    ({"flip_mode": "alternating", "flip": 0.3}, "augment.flip_mode = .*: leave out augment.flip"),
-    ({"flip": 0.3, "flip_mode": "alternating"}, "augment.flip_mode = .*: leave out augment.flip"),
-    ({"translate": -1}, "augment.translate = -1"),
-    ({"mix_mode": "half"}, "augment.mix_mode"),
-]
 
-
-@pytest.mark.parametrize(("keys", "message"), REFUSED, ids=str)
-def test_wrong_keys_are_refused(keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        ({"color_jitter": [0.4]}, "color_jitter"),
+        ({"color_jitter": [0.4, 0.4, 0.4, 0.6]}, "color_jitter"),
+        ({"randaugment": "rand-m9", "color_jitter": [0.4, 0.4, 0.4]}, "color_jitter"),
+        ({"mixup": -1.0}, "mixup"),
+        ({"flip_mode": "alternating", "flip": 0.3}, "flip_mode"),
+        ({"flip": 0.3, "flip_mode": "alternating"}, "flip_mode"),
+        ({"translate": -1}, "translate"),
+        ({"mix_mode": "half"}, "mix_mode"),
+    ],
+    ids=str,
+)
+def test_wrong_keys_are_refused(keys: dict[str, Any], key: str) -> None:
+    with raises("recipe.invalid-value", key=f"augment.{key}"):
         check({"augment": keys})
 
 

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100
 
-from tests.command_line import Capture, complaint, run, shown
+from tests.command_line import Capture, run, shown
 from tests.data.tars import Patch, open_splits, stored
+from tests.errors import check, refused
 from tests.mini_imagenet import tar_of
 from trainyard.config import load_recipe
 from trainyard.data.decode.packed_record import pixels_of
@@ -137,42 +138,38 @@ def test_the_recipe_finds_the_shards_and_a_folder_of_pngs_is_made_of_them(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_another_archive_is_refused(name: str, tmp_path: Path, capsys: Capture) -> None:
+def test_another_archive_is_refused(name: str, tmp_path: Path) -> None:
     words = ("data", "prepare", name, tmp_path, tmp_path / "out")
-    said = complaint(capsys, *words)
-    assert f"there is no {cifar.RELEASES[name].archive} here" in said
-    assert "www.cs.toronto.edu" in said
+    release = cifar.RELEASES[name]
+    check(refused(*words), "prepare.missing-file", path=tmp_path, name=release.archive)
     archive = write_archive(name, tmp_path)
-    said = complaint(capsys, *words)
-    assert hashlib.md5(archive.read_bytes()).hexdigest() in said
-    assert cifar.RELEASES[name].md5 in said
+    md5 = hashlib.md5(archive.read_bytes()).hexdigest()
+    check(refused(*words), "prepare.wrong-md5", path=archive, md5=md5, expected=release.md5)
     archive.write_bytes(archive.read_bytes()[:50_000])
-    assert "cannot be read as a .tar.gz" in complaint(capsys, *words, "--no-checksum")
+    check(refused(*words, "--no-checksum"), "prepare.archive-unreadable", path=archive)
 
 
 @pytest.mark.parametrize(
-    ("replaced", "message"),
+    ("replaced", "split"),
     [
-        ({"test_batch__bin": b"\1" * 3072}, "val files are not records"),
-        ({"data_batch_2__bin": b""}, "train files are not records"),
-        ({"test_batch__bin": b"\x0a" + bytes(3072)}, "val files are not records"),
-        ({"batches__meta__txt": b"cat\n"}, "train files are not records"),
+        ({"test_batch__bin": b"\1" * 3072}, "val"),
+        ({"data_batch_2__bin": b""}, "train"),
+        ({"test_batch__bin": b"\x0a" + bytes(3072)}, "val"),
+        ({"batches__meta__txt": b"cat\n"}, "train"),
     ],
 )
-def test_a_damaged_archive(
-    replaced: dict[str, bytes], message: str, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_damaged_archive(replaced: dict[str, bytes], split: str, tmp_path: Path) -> None:
     archive = write_archive("cifar10", tmp_path, **replaced)
     words = ("data", "prepare", "cifar10", archive, tmp_path / "out", "--no-checksum")
-    said = complaint(capsys, *words)
-    assert message in said
+    check(refused(*words), "prepare.not-cifar", path=archive, split=split)
     assert not list(tmp_path.glob("out/*.packed"))
 
 
-def test_the_official_counts_are_checked(
-    tmp_path: Path, capsys: Capture, monkeypatch: Patch
-) -> None:
+def test_the_official_counts_are_checked(tmp_path: Path, monkeypatch: Patch) -> None:
     archive = write_archive("cifar10", tmp_path)
     monkeypatch.setattr("trainyard.datasets.prepare.preparation.check_md5", lambda *_: None)
-    said = complaint(capsys, "data", "prepare", "cifar10", archive, tmp_path / "out")
-    assert "200 images for train instead of 50,000" in said
+    check(
+        refused("data", "prepare", "cifar10", archive, tmp_path / "out"),
+        "prepare.wrong-image-count",
+        path=archive,
+    )

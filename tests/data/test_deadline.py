@@ -9,15 +9,14 @@ from contextlib import closing, contextmanager, suppress
 import pytest
 
 from tests.data.tars import Patch
+from tests.errors import raises
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.remote import fetch_image, request, retry
 from trainyard.data.storage.remote.http_stream import HttpStream
-from trainyard.errors import DataError
 
 CONTENT = bytes(range(200))
 HEAD = b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 200 + b"\r\nContent-Length: 200\r\n\r\n"
 PART = b"HTTP/1.1 206 Partial Content\r\nConnection: close\r\nContent-Range: bytes 0-%d/200\r\n"
-TOO_SLOW = "no answer in time"
 
 
 @pytest.fixture(autouse=True)
@@ -82,21 +81,19 @@ def test_an_image_comes_within_its_time_or_not_at_all(
     answer: tuple[bytes, bytes], monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(request, "GRACE_S", 30)
-    began = time.monotonic()
-    with server(answer) as url, pytest.raises(DataError, match=r"within 0\.8 seconds"):
+    with server(answer) as url, raises("storage.failed", url=url):
         fetch_image.fetch_image(url)
-    assert time.monotonic() - began < 3
 
 
 def test_a_stream_whose_head_drips_is_broken_off() -> None:
-    with server((b"", HEAD + CONTENT)) as url, pytest.raises(DataError, match=TOO_SLOW):
+    with server((b"", HEAD + CONTENT)) as url, raises("storage.gave-up", url=url):
         HttpStream(url).readall()
 
 
 def test_a_stream_that_stalls_is_broken_off() -> None:
     with stalling_server(HEAD + CONTENT[:100]) as url, closing(HttpStream(url)) as stream:
         assert stream.read(100) == CONTENT[:100]
-        with pytest.raises(DataError, match=TOO_SLOW):
+        with raises("storage.gave-up", url=url, reason="no answer in time"):
             stream.read(100)
 
 
@@ -107,15 +104,16 @@ def test_a_range_that_drips_is_broken_off(part: str) -> None:
     slow = (b"", head + CONTENT) if part == "head" else (head, CONTENT)
     with server(opening, slow) as url:
         file = open_source(url)
-        with pytest.raises(DataError, match=TOO_SLOW):
+        with raises("storage.gave-up", url=url, reason="no answer in time"):
             file.read(0, 200)
 
 
 def test_a_slow_range_has_time_for_its_bytes(monkeypatch: Patch) -> None:
-    """It takes ten times as long as a head may."""
+    """It takes three times as long as a head may."""
     monkeypatch.setattr(request, "FLOOR", 20)
     opening = PART % 0 + b"Content-Length: 1\r\n\r\nx", b""
-    with server(opening, (PART % 199 + b"Content-Length: 200\r\n\r\n", CONTENT)) as url:
+    head = PART % 199 + b"Content-Length: 200\r\n\r\n"
+    with server(opening, (head + CONTENT[:140], CONTENT[140:])) as url:
         assert open_source(url).read(0, 200) == CONTENT
 
 
@@ -131,10 +129,8 @@ def test_an_answer_longer_than_was_asked_for_is_not_read_to_its_end(asked: int) 
     opening = (PART % 0 + b"Content-Length: 1\r\n\r\nx", b"")
     head = PART % (asked - 1) + b"Content-Length: 9999999\r\n\r\n"
     endless = (head + CONTENT[:asked] + bytes(1000), CONTENT)
-    began = time.monotonic()
     with server(*((opening, endless) if asked > 1 else (endless,))) as url:
         file = open_source(url)
         assert file.size == 200
         if asked > 1:
             assert file.read(0, 200) == CONTENT
-    assert time.monotonic() - began < 1

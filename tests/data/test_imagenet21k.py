@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import Capture, complaint, run, shown
+from tests.command_line import Capture, run, shown
 from tests.data.tars import open_splits, stored
+from tests.errors import check, refused
 from tests.mini_imagenet import tar_of
 
 CLASSES = ("n00007846", "n02084071")
@@ -58,10 +59,10 @@ def test_counts_stand_beside_the_published_ones(
     assert "not the published counts" in printed
 
 
-def test_another_source(tmp_path: Path, capsys: Capture) -> None:
+def test_another_source(tmp_path: Path) -> None:
     packed, whole = tmp_path / "winter21_whole.tar.gz", tmp_path / "fall11_whole.tar"
     packed.write_bytes(b"")
     whole.write_bytes(tar_of({"n01503061.tar": tar_of({"a.JPEG": b"x"})}))
-    sources = {packed: "decompress it (gunzip)", whole: "has no train and val"}
-    for source, message in (sources | {tmp_path / "none": "image-net.org"}).items():
-        assert message in complaint(capsys, *words(source, tmp_path / "out"))
+    sources = {packed: "tar.compressed", whole: "prepare.no-train-and-val"}
+    for source, code in (sources | {tmp_path / "none": "prepare.not-one-tar"}).items():
+        check(refused(*words(source, tmp_path / "out")), code, path=source)

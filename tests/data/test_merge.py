@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import SHORT, Capture, complaint, run, shown
+from tests.command_line import SHORT, Capture, run, shown
 from tests.data.tars import Patch, stored, write_files
 from tests.data.test_order import write_shards
+from tests.errors import check, raises, refused
 from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.index import merge
 from trainyard.data.index.build import index_scan, open_index
@@ -20,7 +21,6 @@ from trainyard.data.index.table import load_index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.location import find_place
 from trainyard.data.storage.manifest import Manifest, Shard, Split, write_manifest
-from trainyard.errors import DataError
 
 Files = dict[str, bytes]
 
@@ -169,9 +169,9 @@ def test_an_altered_shard_is_known_by_its_stamp(pets: str, tmp_path: Path) -> No
 def test_bare_numbers_are_not_matched_with_names(pets: str, tmp_path: Path) -> None:
     bare = write_shards(tmp_path / "bare", [3])
     for places in ([pets, bare], [bare, pets]):
-        with pytest.raises(DataError, match=r"bare: .* numbers its classes without naming them"):
+        with raises("data.unknown-classes", location=bare):
             open_merged(places, None)
-    with pytest.raises(DataError, match=r"bare: .* numbers its classes without naming them"):
+    with raises("data.unknown-classes", location=bare):
         open_merged([bare], ("cat", "dog"))
 
 
@@ -185,7 +185,7 @@ def test_known_classes_number_the_labels(pets: str) -> None:
     index = open_merged([pets], ("ant", "cat", "cow", "dog"))
     assert index.classes == ("ant", "cat", "cow", "dog")
     assert stored(index) == stored(open_index(pets))
-    with pytest.raises(DataError, match=f"{pets}: its classes differ .*'dog' is new"):
+    with raises("data.unknown-classes", location=pets):
         open_merged([pets], ("ant", "cat"))
 
 
@@ -201,10 +201,10 @@ def test_train_parts_are_all_and_val_parts_those_there_are(tmp_path: Path) -> No
     a, b = split_set(tmp_path / "a", "x", True), split_set(tmp_path / "b", "y", False)
     assert merged_splits([a]) == {"train": f"{a}/train", "val": f"{a}/val"}
     assert merged_splits([b, a]) == {"train": [f"{b}/train", f"{a}/train"], "val": [f"{a}/val"]}
-    with pytest.raises(DataError, match=f"none of {b}, {b} has val data"):
+    with raises("data.no-val-split", locations=f"{b}, {b}"):
         merged_splits([b, b])
     only_val = write_files(tmp_path / "c", {"val/x/1.png": b""})
-    with pytest.raises(DataError, match=f"{only_val}: has no train data"):
+    with raises("data.no-train-split", location=only_val):
         merged_splits([a, only_val])
 
 
@@ -254,18 +254,18 @@ def test_train_go_on_and_evaluate(halves: list[Path], tmp_path: Path, capsys: Ca
     itself = ("--data", f"{halves[1]}/train")
     more = json.loads(shown(capsys, "evaluate", tmp_path / "run", *of(halves), *itself, "--json"))
     assert more["samples"] == result["samples"] + high
-    said = complaint(capsys, "evaluate", tmp_path / "run", *of(halves)[2:])
-    assert "high: no val data in it, but train data" in said
+    error = refused("evaluate", tmp_path / "run", *of(halves)[2:])
+    check(error, "data.only-train-split", locations=halves[1])
     for other in (
         ["--data.weights", "1,1"],
         ["--data.locality", "64"],
         ["--data.order", "resample"],
     ):
-        said = complaint(capsys, *train, *once, *other, "--quiet")
-        assert f"{other[0][2:]}: " in said
-        assert "holds a run of another recipe" in said
-    said = complaint(capsys, *train[:2], *of(halves[::-1]), *train[6:], *once, "--quiet")
-    assert "the train data differs from the data that the run" in said
+        error = refused(*train, *once, *other, "--quiet")
+        check(error, "run.recipe-differs", path=f"{tmp_path}/run")
+        assert f"{other[0][2:]}: " in str(error.fields["changes"])
+    error = refused(*train[:2], *of(halves[::-1]), *train[6:], *once, "--quiet")
+    check(error, "run.data-differs", split="train")
     recipe = tmp_path / "run" / "recipe.toml"
     shown(capsys, "train", recipe, "--run", tmp_path / "run")  # as it stands
 
@@ -275,28 +275,28 @@ def test_launch_hands_on_each_location(halves: list[Path], capsys: Capture) -> N
     assert " ".join(of(halves)) in line
 
 
-def test_weights_of_another_number(halves: list[Path], tmp_path: Path, capsys: Capture) -> None:
+def test_weights_of_another_number(halves: list[Path], tmp_path: Path) -> None:
     """One error, and no run directory."""
     train = ("train", "debug", *of(halves), "--run", tmp_path / "run", *SHORT, "--quiet")
-    said = complaint(capsys, *train, "--data.weights", "1,2,3")
-    assert "data.weights has 3 numbers, but data.train 2 locations" in said
+    check(refused(*train, "--data.weights", "1,2,3"), "recipe.wrong-weight-count", num_weights=3)
     assert not (tmp_path / "run").exists()
 
 
-def test_keys_take_a_list(
-    halves: list[Path], digits: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_keys_take_a_list(halves: list[Path], digits: Path, tmp_path: Path) -> None:
     train = json.dumps([f"{half}/train" for half in halves])
     keys = ("--data.train", train, "--data.val", f"{halves[0]}/val", "--data.order", "resample")
     assert run("train", "debug", *keys, "--run", tmp_path / "run", *SHORT, "--json") == 0
     train = json.dumps([f"{halves[0]}/train", f"{halves[0]}/train"])  # lacks classes of val
     lacking = ("--data.train", train, "--data.val", digits / "val")
-    said = complaint(capsys, "train", "debug", *lacking, "--run", tmp_path / "other", *SHORT)
-    assert "'6' is new" in said
+    check(
+        refused("train", "debug", *lacking, "--run", tmp_path / "other", *SHORT),
+        "data.unknown-classes",
+        location=f"{digits}/val",
+    )
 
 
 def test_an_unwritable_cache(pets: str, farm: str, monkeypatch: Patch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "file"))
-    with pytest.raises(DataError, match="set TRAINYARD_CACHE to a writable folder"):
+    with raises("index.unwritable"):
         open_merged([pets, farm], None)

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.data.tars import stored
+from tests.errors import raises
 from trainyard.data._native import core, is_built
 from trainyard.data.formats import parquet
 from trainyard.data.formats.sample import EncodedSample
@@ -21,7 +22,6 @@ from trainyard.data.index.splits import find_splits
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.encoded import contents_of
 from trainyard.data.storage.snappy import SnappyStream, unpacked
-from trainyard.errors import DataError
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 HEAD = np.random.default_rng(9).bytes(400)  # the same in all images, like tables of a JPEG
@@ -105,18 +105,17 @@ def test_a_merged_index_reads_compressed_images(tmp_path: Path) -> None:
 def test_data_without_an_image_or_a_label_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     none: list[Any] = [*IMAGES[:5], None]
-    cases: dict[str, dict[str, Any]] = {
-        "row 0: holds no image, but a path \\(x.jpg\\): its file holds paths": {
-            "images": [None] * 3
-        },
-        "row 5: has no image": {"images": none, "kind": pa.binary()},
-        "row 0: label is -1, which stands for no label": {"labels": [-1] * len(IMAGES)},
-        "row 1: label is null": {"labels": [1, None] * (len(IMAGES) // 2), "row_group_size": 1},
-        "row 0: label is 7, which is no class": {"labels": [7] * len(IMAGES), "names": ["a", "b"]},
-    }
-    for message, settings in cases.items():
+    many = len(IMAGES)
+    cases: list[tuple[str, int, dict[str, Any]]] = [
+        ("parquet.row-of-path", 0, {"images": [None] * 3}),
+        ("parquet.no-image", 5, {"images": none, "kind": pa.binary()}),
+        ("parquet.no-label", 0, {"labels": [-1] * many}),
+        ("parquet.no-label", 1, {"labels": [1, None] * (many // 2), "row_group_size": 1}),
+        ("parquet.not-a-class-number", 0, {"labels": [7] * many, "names": ["a", "b"]}),
+    ]
+    for code, row, settings in cases:
         write(path, **settings)
-        with pytest.raises(DataError, match=f"^{path}: .*{message}"):
+        with raises(code, path=path, row=row):
             build_index(str(path))
 
 
@@ -175,71 +174,68 @@ def test_the_label_is_a_column_that_says_so(tmp_path: Path) -> None:
     assert len(open_index(splits["train"])) == len(IMAGES)
 
 
+PATHS = [{"bytes": None, "path": "a.jpg"}] * ROWS
+TYPES = ([0.0] * ROWS, [True] * ROWS, [b"a"] * ROWS, [{"id": 1}] * ROWS, [[1.0, 0.0]] * ROWS)
+
+
 @pytest.mark.parametrize(
-    ("columns", "message"),
+    ("columns", "code", "fields"),
     [
-        (
-            {"id": COUNT},
-            r"has no column of the label \(label, .*\), but 'image', 'id'; or name one",
+        *(
+            (columns, "data.no-column", {"kind": "label"})
+            for columns in ({"id": COUNT}, {"width": COUNT}, {"a": [{"label": 1}] * ROWS})
         ),
-        ({"width": COUNT, "__index_level_0__": COUNT}, "has no column of the label"),
-        ({"annotation": [{"label": 1}] * ROWS}, "has no column of the label .* 'annotation'"),
-        ({"fine_label": COUNT, "class": COUNT}, "'fine_label' and 'class' can each be the label"),
-        ({"coarse": COUNT, "fine": COUNT}, "'coarse' and 'fine' can each be the label: name one"),
-        ({"label": [0.0] * ROWS, "width": COUNT}, "its column 'label' is double: labels are whole"),
-        ({"label": [True] * ROWS, "id": COUNT}, "its column 'label' is bool: labels are whole"),
-        ({"label": [b"a"] * ROWS}, "its column 'label' is binary: labels are whole"),
-        ({"label": [{"id": 1}] * ROWS}, "its column 'label' is struct<id: int64>: labels are"),
-        ({"label": [[1.0, 0.0]] * ROWS}, "its column 'label' is list<.*double>: labels are whole"),
-        ({"label": [[0, 0, 1]] * ROWS}, "row 0: label is a vector of 0 and 1"),
-        ({"label": [*COUNT[:5], None]}, "row 5: label is null"),
-        ({"label": [*TEXTS[:5], None]}, "row 5: label is null"),
-        ({"label": [*TEXTS[:5], " "]}, "row 5: label is empty"),
-        ({"label": [["a"], [], None, [], [], []]}, "row 2: label is null"),
-        ({"label": [["a"], [], [], [], [], ["a", None]]}, "row 5: label is null"),
-        ({"label": COUNT, "split": ["train"] * 5 + ["val"]}, "several splits, train, val: write"),
-        ({"label": COUNT, "image": ["a.jpg"] * ROWS}, "its column 'image' holds paths, not images"),
-        ({"label": COUNT, "image": [{"path": "a.jpg"}] * ROWS}, "its column 'image' holds paths"),
-        (
-            {"label": COUNT, "image": [[0]] * ROWS},
-            "its column 'image' is list<.*>, and no images: expected binary",
+        *(
+            (dict.fromkeys(names, COUNT), "data.several-columns", {"names": " and ".join(quoted)})
+            for names in (("fine_label", "class"), ("coarse", "fine"))
+            if (quoted := [f"'{name}'" for name in names])
         ),
         (
-            {
-                "label": COUNT,
-                "image": [{"bytes": None, "path": "a.jpg"}] * ROWS,
-                "hash": [b"a"] * 6,
-            },
-            "its column 'image' holds paths, not images: embed",
+            {"label": COUNT, "jpg": [b"a"] * 6, "png": [b"b"] * 6, "image": None},
+            *("data.several-columns", {"names": "'jpg' and 'png'"}),
         ),
-        ({"label": COUNT, "jpg": [b"a"] * 6, "png": [b"b"] * 6, "image": None}, "'jpg' and 'png'"),
+        *(
+            ({"label": cells, "id": COUNT}, "parquet.unknown-label-type", {"column": "label"})
+            for cells in TYPES
+        ),
+        ({"label": [[0, 0, 1]] * ROWS}, "parquet.label-is-vector", {"row": 0}),
+        ({"label": [*COUNT[:5], None]}, "parquet.no-label", {"row": 5}),
+        ({"label": [*TEXTS[:5], None]}, "parquet.no-label", {"row": 5}),
+        ({"label": [*TEXTS[:5], " "]}, "parquet.no-label", {"row": 5}),
+        ({"label": [["a"], [], None, [], [], []]}, "parquet.no-label", {"row": 2}),
+        ({"label": [["a"], [], [], [], [], ["a", None]]}, "parquet.no-label", {"row": 5}),
+        ({"label": COUNT, "split": ["train"] * 5 + ["val"]}, "parquet.several-splits", {}),
+        *(
+            ({"label": COUNT, "image": cells, "hash": [b"a"] * ROWS}, "parquet.column-of-paths", {})
+            for cells in (["a.jpg"] * ROWS, [{"path": "a.jpg"}] * ROWS, PATHS)
+        ),
+        ({"label": COUNT, "image": [[0]] * ROWS}, "parquet.column-not-images", {}),
     ],
 )
 def test_columns_that_do_not_say_what_they_are(
-    columns: dict[str, Any], message: str, tmp_path: Path
+    columns: dict[str, Any], code: str, fields: dict[str, object], tmp_path: Path
 ) -> None:
     """The only column of integers was the label, whatever it was called."""
     path = write_columns(tmp_path / "a.parquet", columns, {"coarse": CLASS, "fine": CLASS})
-    with pytest.raises(DataError, match=message) as caught:
+    with raises(code, path=path, **fields):
         build_index(str(path))
-    assert str(caught.value).startswith(str(path))
 
 
 def test_files_that_differ_in_their_labels(tmp_path: Path) -> None:
     write_columns(tmp_path / "a.parquet", {"label": TEXTS, "split": ["train"] * ROWS})
     for columns in ({"label": COUNT}, {"class": TEXTS}):
         write_columns(tmp_path / "b.parquet", columns)
-        with pytest.raises(DataError, match=r"b\.parquet: its labels or classes differ from those"):
+        with raises("data.files-differ-in-labels", path=f"{tmp_path}/b.parquet"):
             build_index(f"{tmp_path}/*.parquet")
     write_columns(tmp_path / "b.parquet", {"label": TEXTS, "split": ["val"] * ROWS})
-    with pytest.raises(DataError, match=r"b\.parquet: its rows or those .*, train, val: write"):
+    with raises("parquet.several-splits", path=f"{tmp_path}/b.parquet", names="train, val"):
         build_index(f"{tmp_path}/*.parquet")
 
 
 @pytest.mark.parametrize("codec", ["zstd", "gzip"])
 def test_another_codec_is_refused_with_the_way_round(tmp_path: Path, codec: str) -> None:
     path = write(tmp_path / "a.parquet", compression=codec)
-    with pytest.raises(DataError, match=f"compressed by {codec.upper()}; write the file anew"):
+    with raises("parquet.images-encoded", path=path):
         build_index(str(path))
 
 

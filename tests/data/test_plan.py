@@ -54,7 +54,7 @@ def stream(plan: EndlessPlan, count: int, start: int = 0) -> tuple[Ids, Ids]:
 
 @pytest.mark.parametrize(
     ("num_samples", "global_batch", "epochs"),
-    [(1, 4, 2), (7, 3, 2), (1000, 64, 2), (IMAGENET_1K, 65_536, 1), (IMAGENET_21K, 65_536, 1)],
+    [(1, 4, 2), (7, 3, 2), (1000, 64, 2), (IMAGENET_21K, 65_536, 1)],
 )
 def test_every_epoch_is_a_permutation(num_samples: int, global_batch: int, epochs: int) -> None:
     plan = ShuffledPlan(num_samples, global_batch, seed=0)
@@ -114,9 +114,9 @@ def test_plans_travel_to_the_loader_process(name: str) -> None:
     assert np.array_equal(plan.batch(7), STREAMS[name].batch(7))
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
-@pytest.mark.parametrize("global_batch", [48, 50])
-@pytest.mark.parametrize("step", [0, 20, 10**9])
+@pytest.mark.parametrize(
+    ("size", "global_batch", "step"), [(1, 48, 0), (2, 48, 20), (3, 50, 20), (8, 50, 10**9)]
+)
 def test_ranks_see_slices_of_the_global_batch(size: int, global_batch: int, step: int) -> None:
     plans: list[Plan] = [
         dataclasses.replace(plan, global_batch=global_batch)  # type: ignore[type-var]
@@ -165,8 +165,9 @@ def test_the_other_orders_never_change() -> None:
     }
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-@pytest.mark.parametrize(("num_samples", "global_batch"), [(1, 4), (7, 3), (60, 30), (1000, 64)])
+@pytest.mark.parametrize(
+    ("size", "num_samples", "global_batch"), [(1, 1, 4), (2, 7, 3), (3, 60, 30), (5, 1000, 64)]
+)
 def test_one_pass_covers_every_sample_once(size: int, num_samples: int, global_batch: int) -> None:
     plan = OnePassPlan(num_samples, global_batch)
     seen = [plan.batch(step, rank, size) for step in range(plan.num_steps) for rank in range(size)]
@@ -199,15 +200,15 @@ def num_runs(ids: Ids, num_samples: int) -> int:
     return int(np.sum(present & ~np.roll(present, 1)))
 
 
-@pytest.mark.parametrize("num_samples", range(1, 60))
+@pytest.mark.parametrize("num_samples", [1, 2, 3, 5, 16, 17, 31, 59])
 def test_every_local_epoch_is_a_permutation(num_samples: int) -> None:
-    for locality in [*range(1, 40), 63, 64, 65, 1000]:
+    for locality in (1, 2, 3, 5, 15, 16, 17, 31, 32, 33, 64, 1000):
         ids, epochs = stream(ShuffledPlan(num_samples, 1, seed=locality, locality=locality), 150)
-        for epoch in range(150 // num_samples):
+        for epoch in range(min(5, 150 // num_samples)):
             assert sorted(ids[epochs == epoch].tolist()) == list(range(num_samples))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(
     num_samples=st.integers(1, 20_000),
     locality=st.integers(1, 30_000),
@@ -252,7 +253,7 @@ def test_neighbours_are_separated() -> None:
 @pytest.mark.parametrize("locality", [1, 7, 48, 200, 1000])
 def test_no_sample_has_a_place_of_its_own(locality: int) -> None:
     """Over epochs the first and last draws, and the places of three ids, are uniform."""
-    num_samples, epochs = 203, 4000
+    num_samples, epochs = 203, 1500
     ids, _ = stream(ShuffledPlan(num_samples, 1, 5, locality), num_samples * epochs)
     table = ids.reshape(epochs, num_samples)
     place = np.argsort(table, axis=1)
@@ -421,7 +422,7 @@ def test_more_classes_than_draws_of_one() -> None:
 # --- repeated augmentation ---
 
 
-@pytest.mark.parametrize("repeats", [1, 2, 3, 7])
+@pytest.mark.parametrize("repeats", [1, 3])
 @pytest.mark.parametrize("name", ENDLESS)
 def test_every_sample_comes_several_times_running(name: str, repeats: int) -> None:
     plain = ENDLESS[name]

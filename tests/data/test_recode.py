@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.errors import raises
 from tests.images import encode
 from trainyard.data.decode.decode import BadImageError
 from trainyard.datasets.pack.recode import (
@@ -16,7 +17,6 @@ from trainyard.datasets.pack.recode import (
     oddity,
     suffix_of,
 )
-from trainyard.errors import DataError
 
 
 def photograph(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -154,9 +154,9 @@ def test_the_same_bytes_give_the_same_bytes_in_any_process(recode: Recode) -> No
 
 
 def test_impossible_settings_are_refused() -> None:
-    with pytest.raises(DataError, match="quality of 0"):
+    with raises("pack.quality-out-of-range", value=0):
         ShortSide(224, 0)
-    with pytest.raises(DataError, match="quality of 101"):
+    with raises("pack.quality-out-of-range", value=101):
         Repair(101)
-    with pytest.raises(DataError, match="0 pixels"):
+    with raises("pack.size-out-of-range", size=0):
         ShortSide(0, 90)

@@ -7,14 +7,13 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.command_line import Capture, complaint
 from tests.data.tars import write_files, write_tar
+from tests.errors import check, raises, refused
 from trainyard.data.formats.split_names import splits_named
 from trainyard.data.index.build import open_index
 from trainyard.data.index.learnable import check_learnable, class_remarks
 from trainyard.data.index.merge import validation_splits
 from trainyard.data.index.splits import find_splits, split_remarks, train_and_val
-from trainyard.errors import DataError
 
 
 def files(folders: str, classes: str = "cat dog", images: Sequence[str] = ("1.jpg",)) -> list[str]:
@@ -127,89 +126,77 @@ def test_splits_and_classes_of_a_public_layout(layout: Layout, tmp_path: Path) -
     assert re.search(layout.remark, "\n".join(split_remarks(location)))
 
 
-REFUSED = {
-    "a class or a split": (
-        [*files("."), *files("train", "diesel steam")],
-        "is train a class, like cat, or a split .*--data.train .*/set --data.val_share 0.1",
-    ),
-    "a class or a split, one level too high": (
-        files("download", "bus car train/steam train/diesel"),
-        "/download: is train a class, like bus,",
-    ),
-    "two that could be train": (
-        files("train training_set val"),
-        "/train and .*/training_set: both are named like train data.*--data.train",
-    ),
-    "two that could be val": (files("train val validation"), "/val and .*/validation: both"),
-    "two that could be test": (files("train test Testing"), "/Testing and .*/test: both"),
-    "a folder and shards": (
-        [*files("train val"), "train-0.tar"],
-        "/train and .*/*train*.tar: both",
-    ),
-    "shards of two kinds": (["train-0.tar", "train-0.h5", "val-0.tar"], "both are named like"),
-    "val alone": (files("val"), "has no train data"),
-    "a level too high, twice": (
-        files("download/archive/train download/archive/val"),
-        "did you mean --data .*/set/download/archive?",
-    ),
-    "Food-101": (files("images", "pizza soup"), "--data.val_share 0.1 validates on a tenth"),
-    "dogs vs. cats": (
-        ["train/cat.0.jpg", "test/1.jpg"],
-        "test and train are splits by name.* its images have no labels",
-    ),
-}
-
-
-@pytest.mark.parametrize(("names", "words"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize(
+    ("names", "code", "fields"),
+    [
+        (
+            [*files("."), *files("train", "diesel steam")],
+            *("data.split-or-class", {"folder": "train", "other": "cat"}),
+        ),
+        (
+            files("download", "bus car train/steam train/diesel"),
+            *("data.split-or-class", {"folder": "train", "other": "bus"}),
+        ),
+        (files("train training_set val"), "data.several-of-split", {"split": "train"}),
+        (files("train val validation"), "data.several-of-split", {"split": "val"}),
+        (files("train test Testing"), "data.several-of-split", {"split": "test"}),
+        ([*files("train val"), "train-0.tar"], "data.several-of-split", {"split": "train"}),
+        (["train-0.tar", "train-0.h5", "val-0.tar"], "data.several-of-split", {"split": "train"}),
+        (files("val"), "data.missing-split", {"names": "train"}),
+        (files("images", "pizza soup"), "data.missing-split", {"names": "train and no val"}),
+        (["train/cat.0.jpg", "test/1.jpg"], "data.splits-as-classes", {"names": "test and train"}),
+    ],
+)
 def test_splits_that_cannot_be_told_are_an_error(
-    names: list[str], words: str, tmp_path: Path
+    names: list[str], code: str, fields: dict[str, object], tmp_path: Path
 ) -> None:
-    location = write_files(tmp_path / "set", names)
-    with pytest.raises(DataError, match=words.replace("*train*", r"\*train\*")):
-        train_and_val(location)
+    with raises(code, **fields):
+        train_and_val(write_files(tmp_path / "set", names))
 
 
-NO_CLASSES = {
-    "splits with images alone": (
-        ["train/1.jpg", "test/1.jpg"],
-        "test and train are splits by name",
-    ),
-    "other folders beside these": (
-        [*files("."), "train_images/1.jpg", "test_images/1.jpg"],
-        "test_images and train_images are splits by name, and no class",
-    ),
-    "splits, given as training data": (
-        [*files("seg_train seg_test"), "seg_pred/1.jpg"],
-        "seg_test and seg_train are splits by name",
-    ),
-    "splits of other endings": (files("train_256 val_large"), "train_256 and val_large are splits"),
-    "MVTec": (
-        files("bottle screw", "train/good test/good test/broken"),
-        "/bottle: holds test and train, so it is no class: name it as the location",
-    ),
-    "one level too high": (
-        [*files("data/train data/val"), "x/1.jpg"],
-        "/data: holds train and val",
-    ),
-    "a tar of splits without classes": ([], "test_images and train_images are splits by name"),
-}
+def test_a_level_too_high_is_found(tmp_path: Path) -> None:
+    place = write_files(tmp_path, files("download/archive/train download/archive/val"))
+    with raises("data.missing-split", location=place) as caught:
+        train_and_val(place)
+    assert f"{place}/download/archive" in str(caught.value.fields["hint"])
 
 
-@pytest.mark.parametrize(("names", "words"), NO_CLASSES.values(), ids=NO_CLASSES.keys())
-def test_splits_are_never_classes(names: list[str], words: str, tmp_path: Path) -> None:
-    location = write_files(tmp_path / "set", names)
-    if not names:
-        members = [(f"{split}_images/1.jpg", b"") for split in ("train", "test")]
-        location = str(write_tar(tmp_path / "set.tar", members))
-    with pytest.raises(DataError, match=words):
-        open_index(location)
+@pytest.mark.parametrize(
+    ("names", "code", "fields"),
+    [
+        (["train/1.jpg", "test/1.jpg"], "data.splits-as-classes", {"names": "test and train"}),
+        (
+            [*files("."), "train_images/1.jpg", "test_images/1.jpg"],
+            *("data.splits-as-classes", {"names": "test_images and train_images"}),
+        ),
+        (
+            [*files("seg_train seg_test"), "seg_pred/1.jpg"],
+            *("data.splits-as-classes", {"names": "seg_test and seg_train"}),
+        ),
+        (
+            files("train_256 val_large"),
+            "data.splits-as-classes",
+            {"names": "train_256 and val_large"},
+        ),
+        (
+            files("bottle screw", "train/good test/good test/broken"),  # MVTec
+            *("data.class-holds-splits", {"names": "test and train"}),
+        ),
+        ([*files("data/train data/val"), "x/1.jpg"], "data.class-holds-splits", {}),
+    ],
+)
+def test_splits_are_never_classes(
+    names: list[str], code: str, fields: dict[str, object], tmp_path: Path
+) -> None:
+    with raises(code, **fields):
+        open_index(write_files(tmp_path / "set", names))
 
 
 def test_a_lone_split_beside_classes_in_a_tar_is_an_error(tmp_path: Path) -> None:
     """Bus and car were left out: they lie in no split."""
     names = ["bus/1.jpg", "car/1.jpg", "train/steam/1.jpg", "train/diesel/1.jpg"]
     path = write_tar(tmp_path / "0.tar", [(name, b"x") for name in names])
-    with pytest.raises(DataError, match="is train a folder of train data, or of classes like"):
+    with raises("tar.split-or-class", location=path, split="train", folder="train"):
         find_splits(str(path))
 
 
@@ -250,18 +237,18 @@ def test_words_that_name_splits(name: str, splits: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "words"),
+    ("names", "fields"),
     [
-        (files("archive", "hard/cat hard/dog"), r"'archive'.*did you mean .*/set/archive/hard\?$"),
-        (files("images"), r"1 class, 'images': .*did you mean .*/set/images\?$"),
-        (["cat/1.jpg"], "1 class, 'cat': there is nothing to learn: give each class a folder"),
+        (files("archive", "hard/cat hard/dog"), {"name": "archive"}),
+        (files("images"), {"name": "images"}),
+        (["cat/1.jpg"], {"name": "cat"}),
     ],
 )
-def test_training_data_of_one_class(names: list[str], words: str, tmp_path: Path) -> None:
+def test_training_data_of_one_class(
+    names: list[str], fields: dict[str, object], tmp_path: Path
+) -> None:
     location = write_files(tmp_path / "set", names)
-    with pytest.raises(
-        DataError, match=f"^{location}: {words if words[0] == '1' else '.*' + words}"
-    ):
+    with raises("data.one-class", **fields):
         check_learnable(open_index(location), location)
 
 
@@ -293,24 +280,28 @@ def test_a_label_that_every_image_has_is_remarked(tmp_path: Path) -> None:
     ]
 
 
-def test_tiny_imagenet_has_no_classes_in_val(tmp_path: Path, capsys: Capture) -> None:
+def test_tiny_imagenet_has_no_classes_in_val(tmp_path: Path) -> None:
     names = ["train/n01/images/1.JPEG", "train/n02/images/1.JPEG", "val/images/val_0.JPEG"]
     place = write_files(tmp_path / "tiny-imagenet-200", names)
-    said = complaint(capsys, "train", "debug", "--data", place, "--run", tmp_path / "run")
-    assert "'images' is new" in said
-    assert "they need a folder for each class, or a list (.csv)" in said
+    check(
+        refused("train", "debug", "--data", place, "--run", tmp_path / "run"),
+        "data.unknown-classes",
+        location=f"{place}/val",
+    )
 
 
-def test_training_data_of_one_class_are_refused_by_train_and_by_verify(
-    tmp_path: Path, capsys: Capture
-) -> None:
+def test_training_data_of_one_class_are_refused_by_train_and_by_verify(tmp_path: Path) -> None:
     place = write_files(tmp_path / "set", files(".", "cat", ["1.jpg", "2.jpg", "3.jpg"]))
     words = ("--data", place, "--data.val_share", "0.5", "--run", tmp_path / "run")
-    assert "1 class, 'cat'" in complaint(capsys, "train", "debug", *words)
+    check(refused("train", "debug", *words), "data.one-class", location=f"{place} (its train part)")
 
 
-def test_a_share_beside_validation_data_is_an_error(tmp_path: Path, capsys: Capture) -> None:
+def test_a_share_beside_validation_data_is_an_error(tmp_path: Path) -> None:
     place = write_files(tmp_path / "set", files("train val"))
     words = ("--data", place, "--data.val_share", "0.5", "--run", tmp_path / "run")
-    assert f"images, and {place} has {place}/val" in complaint(capsys, "train", "debug", *words)
-    assert "leave it out" in complaint(capsys, "data", "verify", place, "--val-share", "0.5")
+    check(refused("train", "debug", *words), "recipe.val-share-beside-val-data", val=f"{place}/val")
+    check(
+        refused("data", "verify", place, "--val-share", "0.5"),
+        "verify.needless-val-share",
+        location=place,
+    )

@@ -12,15 +12,14 @@ from tfrecord import example_pb2
 from tfrecord.writer import TFRecordWriter
 
 from tests.data.tars import stored
+from tests.errors import raises
 from tests.images import jpeg
-from trainyard.data import formats
 from trainyard.data.formats import tfrecord
 from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.index.build import build_index
 from trainyard.data.index.splits import find_splits
 from trainyard.data.storage.location import find_place
 from trainyard.data.storage.source import LocalFile
-from trainyard.errors import DataError
 
 WNIDS = ("n01440764", "n02119789", "n02510455")
 SHARD = "train-00000-of-00001"
@@ -251,100 +250,85 @@ def test_classes_are_numbered_by_their_sorted_names_or_bare_numbers(
 
 
 @pytest.mark.parametrize(
-    ("shards", "words"),
+    ("shards", "code", "fields"),
     [
-        ([[(1, "ant"), (1, "bee")]], "label 1 is 'bee' here, 'ant' "),
-        ([[(1, "ant")], [(1, "bee")]], "label 1 is 'bee' here, 'ant' "),
-        ([[(1, "ant"), (2, "ant")]], "one image/class/synset two labels"),
+        ([[(1, "ant"), (1, "bee")]], "tfrecord.label-named-twice", {"name": "bee"}),
+        ([[(1, "ant")], [(1, "bee")]], "tfrecord.label-named-twice", {"name": "bee"}),
+        ([[(1, "ant"), (2, "ant")]], "tfrecord.class-numbered-twice", {}),
     ],
 )
-def test_names_that_contradict_each_other(tmp_path: Path, shards: list[Named], words: str) -> None:
-    with pytest.raises(DataError, match=words):
+def test_names_that_contradict_each_other(
+    tmp_path: Path, shards: list[Named], code: str, fields: dict[str, object]
+) -> None:
+    with raises(code, **fields):
         build_index(str(named_shards(tmp_path, *shards)))
 
 
 # --- damage ---
 
 
-def complaint(path: Path) -> str:
-    with pytest.raises(DataError) as error:
-        list(formats.scan(find_place(str(path))).rows)
-    message = str(error.value)
-    assert message.startswith(f"{path}: ") and "\n" not in message
-    return message
+def labelled(*features: bytes) -> bytes:
+    return example(LABEL, *features)
 
 
-BAD = {
-    "no label": (example(IMAGE), "found image/encoded"),
-    "no image": (example(LABEL), "found image/class/label"),
-    "mixed": (example(IMAGE, int_feature(b"label", 1)), "found image/encoded and label"),
-    "empty": (b"", "found none of these"),
-    "label 0": (
-        example(IMAGE, int_feature(b"image/class/label", 0)),
-        "image/class/label is 0, which that layout leaves unused, since it counts from 1",
-    ),
-    "label -1": (example(IMAGE, int_feature(b"image/class/label", 2**64 - 1)), "is -1, which is"),
-    "label 2**40": (example(IMAGE, int_feature(b"image/class/label", 2**40)), "not a class number"),
-    "no value": (
-        example(IMAGE, int_feature(b"image/class/label")),
-        "image/class/label has no value instead of one",
-    ),
-    "two labels": (example(IMAGE, int_feature(b"image/class/label", 1, 2)), "has several values"),
-    "two images": (example(LABEL, bytes_feature(b"image/encoded", b"", b"")), "has several values"),
-    "label as text": (example(IMAGE, bytes_feature(b"image/class/label", b"1")), "list of bytes"),
-    "image as numbers": (example(LABEL, int_feature(b"image/encoded", 1)), "list of int64"),
-    "no list": (example(LABEL, feature(b"image/encoded", b"")), "image/encoded is an empty list"),
-    "wire type 0 for a message": (number(1 << 3) + number(5), "wire type 0 instead of 2"),
-    "wire type 1 for an image": (
-        example(LABEL, feature(b"image/encoded", block(1, b"\x09" + bytes(8)))),
-        "wire type 1 instead of 2",
-    ),
-    "wire type 1 for a label": (
-        example(IMAGE, feature(b"image/class/label", block(3, b"\x09" + bytes(8)))),
-        "something else",
-    ),
-    "wire type 3": (example(IMAGE, LABEL, b"\x0b"), "unknown wire type 3"),
-    "gigantic field": (b"\x0a" + number(2**62), f"{2**62:,} bytes reaches past its message"),
-    "gigantic image": (
-        example(LABEL, feature(b"image/encoded", b"\x0a" + number(2**40))),
-        "reaches past its message",
-    ),
-    "endless number": (b"\x0a" + b"\xff" * 30, "a number that does not end"),
-    "cut number": (
-        example(IMAGE, feature(b"image/class/label", block(3, block(1, b"\x80")))),
-        "end",
-    ),
-    "gigantic name": (
-        example(IMAGE, LABEL, bytes_feature(b"image/class/synset", bytes(5000))),
-        "image/class/synset has a text of 5,000 bytes",
-    ),
-}
+def pictured(*values: int) -> bytes:
+    return example(IMAGE, int_feature(b"image/class/label", *values))
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_a_bad_record_is_named(tmp_path: Path, case: str) -> None:
-    content, expected = BAD[case]
-    good = example(IMAGE, LABEL)
-    path = write_records(tmp_path / SHARD, [good, content, good])
-    message = complaint(path)
-    assert f": record 2, byte {len(record(good))}: " in message and expected in message
+def label_of(content: bytes) -> bytes:
+    return example(IMAGE, feature(b"image/class/label", block(3, content)))
 
 
 @pytest.mark.parametrize(
-    ("damage", "expected"),
+    ("content", "code"),
     [
-        (record(b"", 2**63 - 1), f"truncated inside a record of {2**63 - 1:,}"),
-        (record(b"", 2**40), f"truncated inside a record of {2**40:,}"),
-        (record(IMAGE)[:9] + b"?" + record(IMAGE)[10:], "the checksum of the length does not"),
+        (example(IMAGE), "missing-features"),
+        (example(LABEL), "missing-features"),
+        (example(IMAGE, int_feature(b"label", 1)), "missing-features"),
+        (b"", "missing-features"),
+        (pictured(0), "label-0"),
+        (pictured(2**64 - 1), "not-a-class-number"),
+        (pictured(2**40), "not-a-class-number"),
+        (pictured(), "bad-record"),
+        (pictured(1, 2), "bad-record"),
+        (labelled(bytes_feature(b"image/encoded", b"", b"")), "bad-record"),
+        (example(IMAGE, bytes_feature(b"image/class/label", b"1")), "bad-record"),
+        (labelled(int_feature(b"image/encoded", 1)), "bad-record"),
+        (labelled(feature(b"image/encoded", b"")), "bad-record"),
+        (number(1 << 3) + number(5), "bad-record"),  # wire type 0 for a message
+        (labelled(feature(b"image/encoded", block(1, b"\x09" + bytes(8)))), "bad-record"),
+        (label_of(b"\x09" + bytes(8)), "bad-record"),  # wire type 1
+        (example(IMAGE, LABEL, b"\x0b"), "bad-record"),  # wire type 3
+        (b"\x0a" + number(2**62), "bad-record"),
+        (labelled(feature(b"image/encoded", b"\x0a" + number(2**40))), "bad-record"),
+        (b"\x0a" + b"\xff" * 30, "bad-record"),  # a number without end, and one that is cut
+        (label_of(block(1, b"\x80")), "bad-record"),
+        (example(IMAGE, LABEL, bytes_feature(b"image/class/synset", bytes(5000))), "bad-record"),
     ],
 )
-def test_a_damaged_length_is_named(tmp_path: Path, damage: bytes, expected: str) -> None:
+def test_a_bad_record_is_named(tmp_path: Path, content: bytes, code: str) -> None:
+    good = example(IMAGE, LABEL)
+    path = write_records(tmp_path / SHARD, [good, content, good])
+    with raises(f"tfrecord.{code}", path=path, record=2, offset=len(record(good))):
+        build_index(str(path))
+
+
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [
+        (record(b"", 2**63 - 1), "tfrecord.truncated-record"),
+        (record(b"", 2**40), "tfrecord.truncated-record"),
+        (record(IMAGE)[:9] + b"?" + record(IMAGE)[10:], "tfrecord.damaged-length"),
+    ],
+)
+def test_a_damaged_length_is_named(tmp_path: Path, damage: bytes, code: str) -> None:
     good = record(example(IMAGE, LABEL))
     (tmp_path / SHARD).write_bytes(good + damage)
-    said = complaint(tmp_path / SHARD)
-    assert f"byte {len(good)}: " in said and expected in said
+    with raises(code, path=tmp_path / SHARD, offset=len(good)):
+        build_index(str(tmp_path / SHARD))
 
 
 def test_a_compressed_file_is_named(tmp_path: Path) -> None:
     (tmp_path / SHARD).write_bytes(gzip.compress(record(IMAGE)))
-    assert "compressed; unpack it with gunzip" in complaint(tmp_path / SHARD)
+    with raises("tfrecord.compressed", path=tmp_path / SHARD):
+        build_index(str(tmp_path / SHARD))

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.command_line import SHORT, Capture, complaint, run, shown
+from tests.command_line import SHORT, Capture, run, shown
 from tests.data.tars import stored
+from tests.errors import check, refused
 from trainyard.config import load_recipe
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.merge import open_merged
@@ -122,13 +123,12 @@ def test_a_run_is_evaluated_and_resumed_on_its_own_part(
     assert "the run may have been trained on some of it" in shown(
         capsys, "evaluate", tmp_path / "run"
     )
-    assert "how data.val_share divides them" in complaint(capsys, *begin, *keys)
-    assert "data.val_share: 0.05 -> 0.2" in complaint(capsys, *begin, "--data.val_share", "0.2")
+    check(refused(*begin, *keys), "run.data-differs", path=f"{tmp_path}/run", split="val")
+    check(refused(*begin, "--data.val_share", "0.2"), "run.recipe-differs", path=f"{tmp_path}/run")
 
 
-def test_without_a_split_the_message_names_the_key(classes: Path, capsys: Capture) -> None:
-    said = complaint(capsys, "train", "debug", "--data", classes)
-    assert "the same command with --data.val_share 0.1 validates on a tenth of its images" in said
+def test_without_a_split_the_message_names_the_key(classes: Path) -> None:
+    check(refused("train", "debug", "--data", classes), "data.missing-split", location=classes)
 
 
 def test_verify_checks_the_parts_for_images_on_both_sides(tmp_path: Path, capsys: Capture) -> None:

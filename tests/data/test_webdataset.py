@@ -1,7 +1,6 @@
 import io
 import json
 import random
-import re
 import subprocess
 import sys
 import tarfile
@@ -14,6 +13,7 @@ import webdataset
 
 from tests.command_line import Capture
 from tests.data.tars import TAR_FORMATS, Patch, read_rows, write_tar
+from tests.errors import raises
 from trainyard.data import formats
 from trainyard.data.formats import webdataset as reader
 from trainyard.data.formats.left_out import DOTTED, LeftOut
@@ -40,16 +40,6 @@ def test_a_shard_gives_its_samples_in_stored_order(
     scan = formats.scan(find_place(str(tmp_path)))
     assert (scan.format, scan.classes) == ("webdataset", None)
     assert read_rows(tmp_path) == samples
-
-
-@pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_names_longer_than_a_header_tell_samples_apart(tmp_path: Path, tar_format: int) -> None:
-    members = []
-    for number in range(3):  # equal in the first 300 bytes, all that ustar can hold and more
-        name = f"{'é' * 100}/{'n' * 100}{number}"
-        members += [(f"{name}.png", b"image %d" % number), (f"{name}.cls", b"%d" % number)]
-    write_tar(tmp_path / "0.tar", members, tar_format)
-    assert read_rows(tmp_path) == [(b"image 0", 0), (b"image 1", 1), (b"image 2", 2)]
 
 
 def test_shards_of_the_webdataset_package(tmp_path: Path) -> None:
@@ -98,7 +88,7 @@ def test_labels(tmp_path: Path, content: bytes, label: int) -> None:
 )
 def test_what_is_no_label_is_an_error(tmp_path: Path, content: bytes) -> None:
     shard = write_tar(tmp_path / "0.tar", [("0.jpg", b"image"), ("0.cls", content)])
-    with pytest.raises(DataError, match=re.escape(f"{shard}: sample '0'")):
+    with raises("webdataset.not-a-class-number", path=shard, sample="0"):
         read_rows(shard)
 
 
@@ -151,7 +141,7 @@ def test_a_sample_that_is_not_one_image_and_one_label_is_an_error(
 ) -> None:
     whole = [("good.jpg", b"image"), ("good.cls", b"0")]
     shard = write_tar(tmp_path / "0.tar", whole + [(name, b"1") for name in names])
-    with pytest.raises(DataError, match=re.escape(f"{shard}: sample '0'")) as error:
+    with raises("webdataset.incomplete-sample", path=shard, sample="0") as error:
         read_rows(shard)
     assert names[0] in str(error.value)
 
@@ -184,7 +174,7 @@ def test_a_sample_that_is_stored_twice_is_an_error(tmp_path: Path) -> None:
     """`tar -r` with a newer image: the old one was trained on beside it."""
     sample = [("0.jpg", b"old"), ("0.cls", b"1")]
     shard = write_tar(tmp_path / "0.tar", [*sample, ("1.jpg", b"1"), ("1.cls", b"1"), *sample])
-    with pytest.raises(DataError, match=r"0\.tar: sample '0' is stored twice"):
+    with raises("webdataset.sample-stored-twice", path=shard, sample="0"):
         build_index(str(shard))
 
 
@@ -193,8 +183,7 @@ def test_a_shard_of_such_names_alone_is_named(tmp_path: Path, folder: str) -> No
     """It is no tar of one class, whose labels would be ignored."""
     names = (f"{folder}n01440764.{number}.{kind}" for number in (7, 9) for kind in ("jpg", "cls"))
     shard = write_tar(tmp_path / "shard.tar", [(name, b"1") for name in names])
-    account = re.escape(f"left out: 2 {DOTTED} ({folder}n01440764.7)")
-    with pytest.raises(DataError, match=rf"shard\.tar: no images found in it; {account}"):
+    with raises("data.all-left-out", location=shard):
         build_index(str(shard))
 
 
@@ -248,8 +237,10 @@ def test_a_label_in_json(tmp_path: Path, extra: dict[str, object], is_first: boo
 )
 def test_json_without_a_label_is_an_error(tmp_path: Path, content: bytes) -> None:
     shard = write_tar(tmp_path / "0.tar", [("0.jpg", b"image"), ("0.json", content)])
-    with pytest.raises(DataError, match=re.escape(f"{shard}: sample '0'") + ".*json"):
+    with pytest.raises(DataError) as caught:
         read_rows(shard)
+    assert caught.value.fields.keys() >= {"path", "sample"}
+    assert (caught.value.fields["path"], caught.value.fields["sample"]) == (str(shard), "0")
 
 
 # --- against webdataset's and DALI's readers ---
@@ -392,7 +383,7 @@ def test_keys_of_any_letters_up_to_what_a_header_holds(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "0.tar") == [(b"image", 1), (b"other", 2)]
     with tarfile.open(tmp_path / "0.tar") as tar:
         assert tar.getnames()[1::2] == ["é日😀 %d.jpg", "k" * 96 + ".jpg"]
-    with pytest.raises(DataError, match="at most 100 bytes"):
+    with raises("webdataset.name-too-long"):
         write(tmp_path / "1.tar", [EncodedSample(b"image", ".jpg", 1, "k" * 97)], None)
 
 

@@ -17,13 +17,13 @@ import pytest
 
 from tests.command_line import SHORT, run
 from tests.data.streams import write_shards
+from tests.errors import raises
 from tests.web import free_port
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.remote import object_store
 from trainyard.data.storage.remote.download import download
-from trainyard.errors import DataError
 
 pytestmark = pytest.mark.slow
 
@@ -101,10 +101,10 @@ def test_an_object_that_changes_ends_the_run(bucket: Bucket) -> None:
     bucket.put("file.bin", CONTENT)
     file = open_source("s3://data/file.bin")
     bucket.put("file.bin", CONTENT[::-1])
-    with pytest.raises(DataError, match=r"s3://data/file\.bin has changed on the server"):
+    with raises("storage.changed-while-read", url="s3://data/file.bin"):
         file.read(0, 1000)
     bucket.delete("file.bin")
-    with pytest.raises(DataError, match=r"s3://data/file\.bin"):
+    with raises("storage.gone", url="s3://data/file.bin"):
         file.read(0, 1000)
     with pytest.raises(FileNotFoundError):
         open_source("s3://data/file.bin")
@@ -128,7 +128,7 @@ def test_a_store_that_stays_away_is_named(bucket: Bucket, monkeypatch: pytest.Mo
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     object_store._file_system.cache_clear()
-    with pytest.raises(DataError, match=r"s3://data/x\.tar: .*gave up after 1 s"):
+    with raises("storage.gave-up", url="s3://data/x.tar", duration="1 s"):
         open_source("s3://data/x.tar")
 
 
@@ -153,7 +153,7 @@ def test_credentials_that_are_missing_are_asked_for_at_once(
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     object_store._file_system.cache_clear()
-    with pytest.raises(DataError, match=r"s3://data/x\.tar: .*[Cc]redentials"):
+    with raises("storage.failed", url="s3://data/x.tar"):
         open_source("s3://data/x.tar")
 
 
@@ -175,7 +175,7 @@ def test_training_reads_from_a_bucket(bucket: Bucket, shards: Path, tmp_path: Pa
 def test_a_library_that_is_missing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     object_store._file_system.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
-    with pytest.raises(DataError, match=r"needs gcsfs: pip install 'trainyard-images\[gcs\]'"):
+    with raises("data.needs-package", package="gcsfs"):
         open_source("gs://data/file.bin")
 
 
@@ -235,7 +235,7 @@ def test_google_keeps_to_the_generation_that_was_opened(objects: Objects) -> Non
     assert file.read(1000, 200_000) == CONTENT[1000:201_000]
     stamp = file.stamp
     objects["file.bin"] = ("2", CONTENT[::-1])
-    with pytest.raises(DataError, match=r"gs://data/file\.bin"):
+    with raises("storage.gone", url="gs://data/file.bin"):
         file.read(1000, 1000)
     assert open_source("gs://data/file.bin").stamp != stamp
     with pytest.raises(FileNotFoundError):

@@ -12,9 +12,9 @@ from sklearn.datasets import load_sample_images
 from torchvision.transforms import ColorJitter as TorchvisionJitter
 from torchvision.transforms import functional
 
+from tests.errors import raises
 from trainyard.data.augment.jitter import KINDS, ColorJitter, hue
 from trainyard.data.batch import Keys
-from trainyard.errors import RecipeError
 
 Pixels = NDArray[np.uint8]
 SKIMAGE: Any = data
@@ -122,10 +122,13 @@ def test_strength_zero_changes_nothing() -> None:
     np.testing.assert_array_equal(found, PHOTOGRAPHS)
 
 
-@pytest.mark.parametrize("strengths", [(0.4,), (0.1,) * 5, (-0.1, 0.4, 0.4), (0.4, 0.4, 0.4, 0.6)])
-def test_wrong_strengths_are_an_error(strengths: tuple[float, ...]) -> None:
-    with pytest.raises(RecipeError, match=r"^augment\.color_jitter"):
-        ColorJitter(strengths, seed=0)
+def test_wrong_strengths_are_an_error() -> None:
+    for count in (1, 5):
+        with raises("recipe.jitter-wrong-count", num_strengths=count):
+            ColorJitter((0.1,) * count, seed=0)
+    for strengths in ((-0.1, 0.4, 0.4), (0.4, 0.4, 0.4, 0.6)):
+        with raises("recipe.jitter-out-of-range"):
+            ColorJitter(strengths, seed=0)
 
 
 def test_nothing_waits_for_the_device() -> None:

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from timm.data import auto_augment
 
+from tests.errors import raises
 from trainyard.data.augment.policy import DrawnOperations, Policy, check_policy, draw, parse_policy
-from trainyard.errors import RecipeError
 
 NOTATIONS = [
     "rand",
@@ -80,7 +80,7 @@ def test_the_notation_is_timms(text: str) -> None:
     ],
 )
 def test_a_wrong_notation_is_an_error_that_says_what(text: str, said: str) -> None:
-    with pytest.raises(RecipeError, match=r"^augment\.randaugment: ") as caught:
+    with raises("recipe.malformed-randaugment") as caught:
         parse_policy(text)
     assert said in str(caught.value)
     with pytest.raises(ValueError, match=r".") as plain:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional
 
+from tests.errors import raises
 from trainyard.data.augment.translate import Translate
 from trainyard.data.batch import Keys
-from trainyard.errors import RecipeError
 
 
 def keys(count: int, visit: int = 0) -> Keys:
@@ -49,5 +49,5 @@ def test_the_draw_is_of_the_sample_its_visit_and_the_seed_alone() -> None:
 
 
 def test_a_move_beyond_the_image_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"augment.translate = 8 is no less than .* 8 pixel"):
+    with raises("recipe.translate-too-large", value=8, size=8):
         Translate(8, seed=0)(pixels(8, 12, count=2), keys(2))
