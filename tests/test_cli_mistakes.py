@@ -206,8 +206,7 @@ def test_a_path_that_no_file_can_have(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / LOOP).symlink_to(LOOP)
-    error = refused(*command.format(digits).split(), name)
-    assert str(error.fields["path"]).startswith(name)
+    assert name in str(refused(*command.format(digits).split(), name))
 
 
 def test_a_run_directory_without_room_for_the_paths_in_it(digits: Path, tmp_path: Path) -> None:
@@ -357,7 +356,7 @@ def train(digits: Path) -> tuple[object, ...]:
         ("training.pt", truncate, "checkpoint.file-altered"),
         ("training.pt", Path.unlink, "checkpoint.file-missing"),
         ("manifest.json", truncate, "checkpoint.manifest-unreadable"),
-        ("manifest.json", Path.unlink, "checkpoint.manifest-unreadable"),
+        ("manifest.json", Path.unlink, "checkpoint.file-missing"),
     ],
 )
 def test_a_damaged_checkpoint_is_refused(
@@ -384,8 +383,9 @@ def test_an_ending_that_contradicts_the_format_is_refused(finished: Path, tmp_pa
 def test_checkpoints_that_are_none(
     finished: Path, train: tuple[object, ...], tmp_path: Path
 ) -> None:
-    runs = f"; did you mean {finished.parent}/*?"
-    check(refused("report", finished.parent), "run.not-a-run-directory", hint=runs)
+    error = refused("report", finished.parent)
+    check(error, "run.not-a-run-directory", path=finished.parent)
+    assert f"{finished.parent}/*" in str(error.fields["hint"])
     check(refused("evaluate", tmp_path / "none"), "checkpoint.wrong-path", path=tmp_path / "none")
     (tmp_path / "checkpoints").mkdir()
     check(refused("evaluate", tmp_path), "checkpoint.none-yet", path=tmp_path)
@@ -403,12 +403,10 @@ def test_a_run_directory_of_another_recipe(finished: Path, train: tuple[object, 
     assert f"--run.resume {finished}" in str(error.fields["hint"])
 
 
-def test_a_run_directory_of_other_data(
-    finished: Path, digits: Path, train: tuple[object, ...], tmp_path: Path
-) -> None:
+def test_a_run_directory_of_other_data(finished: Path, digits: Path, tmp_path: Path) -> None:
     data = copy_of(digits, tmp_path)
     next((data / "val" / "5").iterdir()).unlink()
-    error = refused(*train, finished, "--data", data)
+    error = refused("train", "debug", "--data", data, "--run", finished, *SHORT)
     check(error, "run.data-differs", split="val", path=finished)
 
 

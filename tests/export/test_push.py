@@ -91,7 +91,7 @@ def test_a_file_beside_them_on_a_branch(
         ("hf://acme/digits", READ_TOKEN, "token-refused"),
         ("hf://other/new", TOKEN, "token-refused"),
         ("hf://other/theirs", TOKEN, "token-refused"),
-        ("hf://acme/digits@refs/pr/7", TOKEN, "push-failed"),
+        ("hf://acme/digits@refs/pr/7", TOKEN, "token-refused"),
     ],
 )
 def test_what_the_hub_refuses(

@@ -38,8 +38,8 @@ def main() -> None:
     for each in SAVED:
         signal.signal(each, save if "deaf" not in words else signal.SIG_IGN)
     word = words[min(note(folder, rank, "start", dict(os.environ)), len(words) - 1)]
-    if word in ("save", "deaf"):
-        time.sleep(60)
+    for _ in range(1200 if word in ("save", "deaf") else 0):
+        time.sleep(0.05)  # a signal just before a sleep would be handled after it
     if word.startswith("-"):
         os.kill(os.getpid(), -int(word))
     sys.exit(int(word))
