@@ -85,7 +85,7 @@ def test_a_run_knows_its_pace_its_gpus_and_its_data(
 def test_what_is_missing_or_wrong(tmp_path: Path) -> None:
     digits = ("estimate", "digits")
     check(refused(*digits), "estimate.no-device")
-    check(refused(*digits, "--run", tmp_path), "estimate.not-a-run", path=tmp_path)
+    check(refused(*digits, "--run", tmp_path), "run.not-a-run-directory", path=tmp_path)
     check(refused(*digits, "--gpus", "8,eight"), "option.invalid", option="--gpus")
     check(refused(*DIGITS, "--network", "0"), "option.invalid", option="--network")
     check(refused(*digits, "--device", "T4s"), "estimate.unknown-gpu", name="T4s")

@@ -198,4 +198,4 @@ def test_a_run_with_other_steps_is_refused(key: str, value: str, tmp_path: Path)
     run = run_of(tmp_path, 1.0, 90.0, 100.0)
     with raises("estimate.recipe-differs", path=run) as caught:
         measure_run(run, override(RunConfig(), {key: value}))
-    assert str(caught.value.fields["changes"]).startswith(f"{key}: ")
+    assert f"{key}: " in str(caught.value.fields["changes"])
