@@ -20,8 +20,8 @@ from trainyard.errors import TrainyardError
 
 NARROW = {"width": 390, "height": 800}
 AXE = (
-    *("first-run", "hour", "compare", "learns-nothing", "come-from/timm", "how-it-works/index"),
-    *("report", "reference/recipe-keys"),
+    *("first-run", "compare", "learns-nothing", "come-from/timm", "how-it-works/index"),
+    *("watching", "reference/recipe-keys"),
 )
 
 
