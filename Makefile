@@ -39,11 +39,11 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --durations 10
 
 # The quick tier, for every change: style, types and every contract, most of it in one process.
 test: check
-	$(PYTEST) -m "not slow and not night" --maxfail 10 --junit-xml build/tests/quick.xml
+	$(PYTEST) -m "quick or not (slow or night)" --maxfail 10 --junit-xml build/tests/quick.xml
 
 # As CI runs them: the quick tier, then services, faults, browser, notebooks.
 test-all: test
-	$(PYTEST) -m slow --dist loadfile --no-loadscope-reorder --junit-xml build/tests/slow.xml
+	$(PYTEST) -m "slow and not (quick or night)" --dist loadfile --no-loadscope-reorder --junit-xml build/tests/slow.xml
 
 # What takes long and rarely finds anything, and more trials: before a release, and after work on
 # launchers, averagers, the watchdog, checkpoints or the C core. An hour.

@@ -8,6 +8,8 @@ import pytest
 from tests.command_line import Capture, complaint, run, shown
 from trainyard.cli.estimate import _IMAGES_PER_CORE
 
+pytestmark = pytest.mark.slow
+
 DIGITS = ("estimate", "digits", "--device", "t4", "--gpus", "8,16", "--samples", "1433")
 
 

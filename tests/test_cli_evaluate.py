@@ -134,6 +134,7 @@ def test_scores_that_are_not_finite(averaged: Path, tmp_path: Path, capsys: Capt
     assert "raw weights: 364 images get scores that are not finite" in table
 
 
+@pytest.mark.slow
 def test_two_ranks_say_what_one_says(averaged: Path, some: Path, capsys: Capture) -> None:
     options = [str(averaged), "--data", str(some), "--per-class", "10", "--confusions", "9"]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "--"]

@@ -8,6 +8,8 @@ import pytest
 from tests.command_line import Capture, complaint, run, shown
 from tests.full_disk import full_disk
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_file_and_a_folder_in_one_go(finished: Path, tmp_path: Path, capsys: Capture) -> None:
     file, hub = tmp_path / "weights", tmp_path / "hub"

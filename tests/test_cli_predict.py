@@ -12,6 +12,8 @@ from tests.command_line import Capture, complaint, run, shown
 from tests.web import LocalServer
 from trainyard.data.storage.remote import fetch_image
 
+pytestmark = pytest.mark.slow
+
 
 class Album(LocalServer):
     """Images, and all that can be wrong with a server."""
@@ -211,6 +213,7 @@ def test_a_bad_image_is_named_and_the_others_go_on(
     assert "b.png: not an image; of 3 images none can be read" in said
 
 
+@pytest.mark.quick
 def test_what_a_person_sees(finished: Path, image: Path, digits: Path, capsys: Capture) -> None:
     one = shown(capsys, "predict", finished, image, "--top", "3")
     assert image.name in one.replace("\n", "")

@@ -16,8 +16,11 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Capture, newest, run
+from tests.tiers import tiered
 from tests.web import free_port
 from trainyard.training.checkpoint import find_problem
+
+pytestmark = pytest.mark.slow
 
 ENDINGS = [
     (signal.SIGINT, 130),
@@ -162,7 +165,7 @@ def test_nothing_is_left_of_train(digits: Path, tmp_path: Path) -> None:
     check_stopped_run(folder)
 
 
-@pytest.mark.parametrize(("number", "code"), ENDINGS)
+@pytest.mark.parametrize(("number", "code"), tiered(ENDINGS, quick=[(signal.SIGUSR1, 75)]))
 def test_launch_stops_after_a_checkpoint(
     number: signal.Signals, code: int, digits: Path, tmp_path: Path
 ) -> None:

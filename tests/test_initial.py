@@ -185,6 +185,7 @@ def on_two_ranks(world: World, digits: Path, old: Path, folder: Path) -> None:
     train(digits, folder, world, model__checkpoint=str(old), **still)
 
 
+@pytest.mark.slow
 def test_every_rank_begins_with_them(digits: Path, finished: Path, tmp_path: Path) -> None:
     spawn(on_two_ranks, 2, digits, finished, tmp_path / "run")
     best = finished / "checkpoints" / "best" / "model.safetensors"

@@ -143,6 +143,7 @@ PLAIN_SGD = {
 }
 
 
+@pytest.mark.slow
 def test_four_ranks_of_1_0_7_and_1000_samples(shards: Path, tmp_path: Path) -> None:
     """They end, together, every sample was seen once a pass, and as if by one process."""
     config = recipe(shards, "uneven", **PLAIN_SGD)
@@ -177,6 +178,7 @@ def trained_alone(config: RunConfig, ranks: list[list[Seen]]) -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 def test_shadows_spoil_no_statistics(shards: Path, tmp_path: Path) -> None:
     """Batch norm: rank 1 of 2 has black images alone, and the model is that of rank 0 by itself."""
     one_shard = {"data__train": f"{shards}/small/part-003.tar", "data__samples": "31"}
@@ -217,6 +219,7 @@ def saving(shards: Path) -> RunConfig:
     return recipe(shards, "small", **often, model__drop_path="0.2", augment__mixup="0.2")
 
 
+@pytest.mark.slow
 def test_two_ranks_go_on_in_the_midst_of_a_pass(
     shards: Path, uninterrupted: Path, killed: Path, tmp_path: Path
 ) -> None:
@@ -243,6 +246,7 @@ def test_with_full_batches_as_samples_the_schedule_ends_with_the_run(
     assert not any("schedules" in event["message"] for event in events(tmp_path, "pass"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3])
 def test_another_number_of_ranks_goes_on_between_passes(
     size: int, shards: Path, killed: Path, tmp_path: Path
@@ -283,6 +287,7 @@ def train_on_poisoned(world: World, config: RunConfig, folder: Path) -> list[See
     return train_on(world, config, folder)
 
 
+@pytest.mark.slow
 def test_it_goes_back_and_the_data_runs_on(shards: Path, tmp_path: Path) -> None:
     """To the end of the first pass; what is left of the second is seen, once."""
     keys = {"batch__size": "4", "run__max_skipped": "5", "run__save_every": "5 steps"}
@@ -395,6 +400,7 @@ def open_there(world: World, folder: Path, val: Path) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_ranks_that_see_other_shards(shards: Path, tmp_path: Path) -> None:
     for rank, sizes in enumerate([(2, 2), (2, 2, 2)]):
         write_shards(tmp_path / str(rank) / "data", sizes)
@@ -442,6 +448,7 @@ def test_a_pipe_without_join(shards: Path, tmp_path: Path, capsys: Capture) -> N
     assert "only training data with data.order = 'join' can be a pipe" in said
 
 
+@pytest.mark.slow
 def test_an_error_on_one_rank_ends_all(shards: Path, tmp_path: Path) -> None:
     config = recipe(shards, "small", data__train=f"pipe:cat {shards}/small/part-00{{2..4}}.tar")
     said = [message for _, message in spawn(train_on_and_report, 2, config, tmp_path)]

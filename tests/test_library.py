@@ -112,6 +112,7 @@ def run_program(world: World, folder: Path, program: str) -> None:
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_ranks_train_as_one(here: Path) -> None:
     short = {STOP: "stop = 0, 10\n", "step % 50": "step % 10"}
     several = {
@@ -181,7 +182,7 @@ def test_predictions_have_names_and_whole_numbers(finished: Path) -> None:
     """A matrix of labels and guesses needed casts, and the names came from elsewhere."""
     found = trainyard.predictions(finished)
     matrix = np.zeros((10, 10), int)
-    np.add.at(matrix, (found.labels, found.said.guess), 1)
+    np.add.at(matrix, (found.labels, found.scores.guess), 1)
     assert matrix.sum() == 364
     assert found.classes == tuple("0123456789")
 

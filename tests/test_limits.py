@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SAID = {
     "-v 600000": "failed to map segment from shared object: raise `ulimit -v`",
     "-f 0": "No usable temporary directory found in .*: set TMPDIR to a folder that can be written",

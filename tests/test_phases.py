@@ -97,6 +97,7 @@ CUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", CUTS)
 def test_a_run_that_was_cut_off_ends_as_if_it_had_not(
     cut: str, uninterrupted: Path, digits: Path, tmp_path: Path
@@ -159,6 +160,7 @@ def merged(ranks: list[list[Row]]) -> dict[int, tuple[list[int], int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "again"), [(2, 3), (3, 2)])
 def test_ranks_see_the_plan_in_every_phase(
     size: int, again: int, digits: Path, tmp_path: Path

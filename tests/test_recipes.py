@@ -10,6 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from tests.tiers import tiered
 from trainyard.config import RunConfig, builtin_recipes, load_recipe
 from trainyard.run.build import build_run_course, build_run_model, build_run_schedule
 from trainyard.run.trainer import train
@@ -105,7 +106,8 @@ def in_small(name: str, digits: Path) -> RunConfig:
     return load_recipe(name, changes)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", tiered(NAMES, quick=["digits"]))
 def test_two_steps_of_it_in_small(name: str, digits: Path, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     config = in_small(name, digits)

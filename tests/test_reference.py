@@ -14,6 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from tests.command_line import run
+from tests.tiers import tiered
+
+pytestmark = pytest.mark.slow
 
 REFERENCE = Path(__file__).parent.parent / "examples/reference.py"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
@@ -68,7 +71,7 @@ RUNS: dict[str, tuple[str, int, dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", tiered(RUNS, night=["accumulated-adam", "gossip-on-four-ranks"]))
 def test_equals_a_run_to_the_last_bit(name: str, digits: Path, tmp_path: Path) -> None:
     recipe, ranks, keys = RUNS[name]
     keys = {

@@ -34,6 +34,7 @@ def steps(folder: Path) -> list[int]:
     return [line["step"] for line in map(json.loads, lines) if line["kind"] == "train"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["train", "launch local --ranks 2"])
 def test_a_run_outlives_the_readers_of_its_output(name: str, digits: Path, tmp_path: Path) -> None:
     """It ended at the first line that it could not print: 1, no message, no checkpoint."""
@@ -44,6 +45,7 @@ def test_a_run_outlives_the_readers_of_its_output(name: str, digits: Path, tmp_p
     assert has_saved(tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["train", "launch local --ranks 2"])
 def test_closed_streams(name: str, digits: Path, tmp_path: Path) -> None:
     """Nor does a file get the number of one, such as metrics.jsonl that of stderr."""
@@ -53,6 +55,7 @@ def test_closed_streams(name: str, digits: Path, tmp_path: Path) -> None:
     assert has_saved(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_character_that_the_locale_lacks_ends_no_run(digits: Path, tmp_path: Path) -> None:
     """It ended with a traceback at the "…" of its first lines, where the locale is C or Latin-1."""
     words = in_shell("train", digits, *SHORT)
@@ -61,6 +64,7 @@ def test_a_character_that_the_locale_lacks_ends_no_run(digits: Path, tmp_path: P
     assert "classes   10: 0, 1, 2, \\u2026 9" in ended.stdout
 
 
+@pytest.mark.slow
 def test_a_run_outlives_its_terminal(digits: Path, tmp_path: Path) -> None:
     """A terminal that has hung up is no error of a pipe, and the live lines stop too."""
     ours, theirs = pty.openpty()
@@ -73,6 +77,7 @@ def test_a_run_outlives_its_terminal(digits: Path, tmp_path: Path) -> None:
     assert steps(tmp_path)[-1] == 30
 
 
+@pytest.mark.slow
 def test_ctrl_c_into_a_pipe_whose_reader_ends_first(digits: Path, tmp_path: Path) -> None:
     """The result could not be printed: the exit code was 0, though the run was stopped."""
     words = in_shell("train", digits, *LONG)

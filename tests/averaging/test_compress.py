@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
@@ -14,6 +15,8 @@ from trainyard.config import load_recipe
 from trainyard.run.build import build_loss_scale
 from trainyard.training.update import DynamicLossScale
 from trainyard.world import World
+
+pytestmark = pytest.mark.slow
 
 Compress = Literal["bf16", "fp16"]
 

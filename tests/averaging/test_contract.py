@@ -31,6 +31,8 @@ from trainyard.training.step import MicroBatch
 from trainyard.training.update import DynamicLossScale
 from trainyard.world import World
 
+pytestmark = pytest.mark.slow
+
 Arrays = dict[str, NDArray[Any]]
 NUM_RANKS, NUM_STEPS = 3, 9
 STOPS = (4, 6)  # in the midst of a period of three steps, and after its last one

@@ -26,6 +26,8 @@ from trainyard.training.losses import build_loss
 from trainyard.training.update import DynamicLossScale, LossScale, clip_by_norm
 from trainyard.world import World
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, Any]
 STEPS = 7
 LR, MOMENTUM, CLIP = 0.2, 0.9, 0.3
@@ -211,6 +213,7 @@ def beside_plain_averaging(world: World) -> tuple[bool, float]:
     return is_same, float(np.abs(flat(model) - flat(by_gradient)).max())
 
 
+@pytest.mark.quick
 def test_complete_without_overlap_is_all_reduce() -> None:
     """Of weights after the update, bit for bit; of gradients, by SGD on equal shares, nearly."""
     for is_same, difference in spawn(beside_plain_averaging, 4):

@@ -17,6 +17,8 @@ from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.periodic import Periodic
 from trainyard.world import World
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, Any]
 EVERY, STEPS = 3, 16  # five periods, and a step of a sixth
 WAYS: dict[str, dict[str, Any]] = {
@@ -141,6 +143,7 @@ def beside_all_reduce(world: World) -> list[float]:
     return [float((one - other).abs().max()) for one, other in zip(*traces, strict=True)]
 
 
+@pytest.mark.quick
 def test_plain_sgd_averaged_in_every_step_is_all_reduce() -> None:
     for differences in spawn(beside_all_reduce, 2):
         assert max(differences) < 1e-14

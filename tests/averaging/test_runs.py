@@ -32,6 +32,8 @@ from trainyard.errors import RecipeError, Stopped
 from trainyard.training.step import TrainStep
 from trainyard.world import World
 
+pytestmark = pytest.mark.slow
+
 NUM_STEPS, SIZE = 9, 2
 BASE = OPTIONS | {
     "model.ema_decay": "0.9",

@@ -24,6 +24,7 @@ from tests.gpus import pretend
 from tests.spawn import spawn
 from tests.steps import CPU, build_update, global_batch, make_step, share_of, whole_weights
 from tests.steps import Case as Steps
+from tests.tiers import tiered
 from trainyard.averaging import sharded
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import Averager
@@ -39,6 +40,8 @@ from trainyard.training.evaluate import evaluate
 from trainyard.training.step import MicroBatch, TrainStep
 from trainyard.training.update import DynamicLossScale, clip_by_norm, no_clip
 from trainyard.world import World
+
+pytestmark = pytest.mark.slow
 
 SHARDED = partial(Sharded, device=CPU)
 NUM_STEPS, NUM_RANKS = 3, 3
@@ -140,7 +143,7 @@ def ranks() -> list[dict[str, tuple[Trained, Trained]]]:
     return spawn(train_all, NUM_RANKS)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", tiered(CASES, quick=["micro-batches, clipped"]))
 def test_the_same_steps_as_all_reduce(
     name: str, ranks: list[dict[str, tuple[Trained, Trained]]]
 ) -> None:

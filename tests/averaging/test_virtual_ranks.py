@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tests.runs import assert_same_end, recipe, train, train_on
 from tests.spawn import spawn
+from tests.tiers import tiered
 from trainyard.averaging.virtual_ranks import VirtualRanks, tree_sum, turns
 from trainyard.errors import RecipeError
 from trainyard.training.buffers import Buffers
@@ -128,7 +129,8 @@ RUNS: dict[str, dict[str, str]] = {
 VIRTUAL = {"batch.virtual_ranks": f"{TOTAL}"}
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", tiered(RUNS, night=set(RUNS) - {"LAMB, mixing"}))
 def test_runs(name: str, digits: Path, tmp_path: Path) -> None:
     """Weights, moments, moving averages, evaluations and reported losses."""
     config = recipe(digits, VIRTUAL, RUNS[name])
@@ -137,6 +139,7 @@ def test_runs(name: str, digits: Path, tmp_path: Path) -> None:
         assert_same_end(tmp_path / f"{size}", tmp_path / "1")
 
 
+@pytest.mark.slow
 def test_other_numbers_of_ranks_after_kills(digits: Path, tmp_path: Path) -> None:
     """An epoch ends in step 23: both kills come in the midst of the first one."""
     config = recipe(digits, VIRTUAL, RUNS["LAMB, mixing"], {"run.save_every": "3 steps"})
@@ -152,6 +155,7 @@ def test_other_numbers_of_ranks_after_kills(digits: Path, tmp_path: Path) -> Non
 # --- recipes ---
 
 
+@pytest.mark.slow
 def test_ranks_that_cannot_share(digits: Path, tmp_path: Path) -> None:
     def error_of(size: int, *changes: dict[str, str]) -> Any:
         with pytest.raises(AssertionError, match="RecipeError") as found:

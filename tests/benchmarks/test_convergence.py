@@ -3,8 +3,12 @@
 import argparse
 from pathlib import Path
 
+import pytest
+
 from benchmarks.convergence import TUNING, next_jobs
 from benchmarks.fashion_mnist import Run
+
+pytestmark = pytest.mark.slow
 
 
 def test_finished_runs_are_not_repeated_and_tests_wait_for_the_rate(tmp_path: Path) -> None:

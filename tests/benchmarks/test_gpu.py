@@ -12,6 +12,8 @@ import pytest
 from benchmarks.gpu import place
 from benchmarks.gpu.__main__ import PARTS, run, save
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

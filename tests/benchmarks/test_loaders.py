@@ -25,6 +25,8 @@ from benchmarks.loaders.variants import VARIANTS
 from benchmarks.loaders.yardstick.build import build_yardstick
 from trainyard.data._native import core
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 COUNT = BATCH
 

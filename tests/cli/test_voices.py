@@ -51,6 +51,7 @@ def test_quiet_leaves_the_end(capsys: Capture, digits: Path, tmp_path: Path) -> 
     assert re.fullmatch(r"top-1 .* the run is in .*\nits report: .*\n", text)
 
 
+@pytest.mark.slow
 def test_every_rank_says_its_lines(
     capfd: pytest.CaptureFixture[str], digits: Path, tmp_path: Path
 ) -> None:

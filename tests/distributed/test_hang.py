@@ -18,6 +18,7 @@ from tests.distributed.test_losses import said, words_of
 from tests.launch.test_local import check_reports, process_of
 from tests.spawn import launch
 from tests.test_cli_signals import Started, has_begun, has_saved, started, wait_for
+from tests.tiers import tiered
 from trainyard.command_line import end
 from trainyard.data.device.feed import TrainingFeed
 from trainyard.distributed import heartbeat, watchdog
@@ -30,6 +31,8 @@ from trainyard.training.checkpoint import find_problem
 from trainyard.training.saver import Saver
 from trainyard.training.step import TrainStep
 from trainyard.world import World
+
+pytestmark = pytest.mark.slow
 
 SIZE, VICTIM = 3, 1
 SAVES = 2  # ranks, of which the first saves
@@ -254,7 +257,7 @@ def hang_and_save(world: World, folder: Path, words: list[str]) -> None:
     train(world, folder, words, "data", sleep_for_ever, victim=0)
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", tiered([1, 2], night=[2]))
 def test_a_rank_that_hangs_completes_its_checkpoint(
     size: int, digits: Path, tmp_path: Path
 ) -> None:
@@ -273,6 +276,7 @@ def test_gossip_whose_ranks_do_not_wait_in_every_step(digits: Path, tmp_path: Pa
     assert "the same command " in rest
 
 
+@pytest.mark.night
 def test_a_slow_save_is_no_hang(digits: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = [*words_with_limit(digits, folder), "--run.save_every", "0 steps"]
@@ -281,6 +285,7 @@ def test_a_slow_save_is_no_hang(digits: Path, tmp_path: Path) -> None:
     assert find_problem(newest(folder)) is None
 
 
+@pytest.mark.night
 def test_a_save_has_a_limit_of_its_own(digits: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = [*words_with_limit(digits, folder), "--run.save_every", "0 steps"]
@@ -314,6 +319,7 @@ def test_the_first_rank_is_found_though_its_store_is_stopped_too(
     wait_for(lambda: not left_behind(folder), "all processes to end")
 
 
+@pytest.mark.night
 def test_a_slow_rank_is_not_accused(digits: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = words_with_limit(digits, folder)
@@ -351,6 +357,7 @@ def is_stopped(process: int) -> bool:
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
+@pytest.mark.night
 def test_a_suspended_run_goes_on(digits: Path, tmp_path: Path) -> None:
     """However long: Ctrl-Z on a launcher, and schedulers, stop processes so."""
     folder = tmp_path / "run"

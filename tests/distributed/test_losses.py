@@ -31,6 +31,8 @@ from trainyard.training.checkpoint import find_problem
 from trainyard.training.update import Update, Updated
 from trainyard.world import World
 
+pytestmark = pytest.mark.slow
+
 SIZE, NUM_STEPS = 4, 8
 AT = 4  # the step, counted from 0, in which a rank is lost
 MESSAGE = 2**24  # float32: no socket takes as much at once

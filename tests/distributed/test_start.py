@@ -15,6 +15,8 @@ from trainyard.data.open_datasets import Source, open_split
 from trainyard.errors import DataError, PeerError
 from trainyard.world import World
 
+pytestmark = pytest.mark.slow
+
 MANY = 16  # benchmarks/start.py starts 32
 SHORT = ("--run.length", "2 steps", "--run.log_every", "1 step", "--data.threads", "1")
 

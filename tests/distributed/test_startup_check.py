@@ -15,6 +15,8 @@ from tests.distributed.started import Rank, Ranks, ranks
 from trainyard.distributed import process_group, startup_check
 from trainyard.world import World
 
+pytestmark = pytest.mark.slow
+
 HOST = socket.gethostname()
 
 

@@ -16,6 +16,8 @@ from trainyard.doctor import machine
 from trainyard.printable import in_bytes
 from trainyard.run.build import build_run_model
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("doctor", "--quick")
 
 Rows = dict[str, dict[str, str]]

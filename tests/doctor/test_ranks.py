@@ -27,6 +27,8 @@ from trainyard.monitor.environment import versions
 from trainyard.run import resume
 from trainyard.world import World
 
+pytestmark = pytest.mark.slow
+
 SIZE = 3
 OPTIONS = Options(
     config=RunConfig(data=DataConfig(train="digits/train", val="digits/val")),

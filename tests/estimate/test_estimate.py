@@ -24,6 +24,8 @@ from trainyard.estimate.estimate import (
 from trainyard.estimate.memory import Sizes
 from trainyard.hardware import accelerators
 
+pytestmark = pytest.mark.slow
+
 T4 = accelerators()["t4"]
 COURSE = build_course(
     "2 epochs",

@@ -1,6 +1,10 @@
 """Estimates beside what others have published: benchmarks/published.toml."""
 
+import pytest
+
 from benchmarks.published import ROWS, covered, run, throughput, typical
+
+pytestmark = pytest.mark.night
 
 LARGE = "vit_giant_patch14_224"  # slow to go through
 OTHERS = ("resnet50-24ep", "resnet50-32ep", "resnet50-40ep")  # of FFCV, in the same proportion

@@ -14,6 +14,8 @@ from trainyard.classifier import load
 from trainyard.errors import InputError
 from trainyard.export.export import Exporter
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = {
     "plain_vit_small_patch16_224": "{patch_size = 8, embed_dim = 32, depth = 1, num_heads = 2}",
     "whitened_convnet": '{widths = "8-16-16"}',

@@ -19,6 +19,8 @@ from trainyard.export.check import Difference
 from trainyard.export.description import describe
 from trainyard.files import sha256
 
+pytestmark = pytest.mark.slow
+
 SAME = Difference(0.0, 0.0, 0)
 OTHER = {"data.eval_size": "48"}
 

@@ -31,6 +31,8 @@ from trainyard.files import find_checkpoint
 from trainyard.run.evaluation import EvaluationOptions, evaluate_checkpoint
 from trainyard.world import World
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("safetensors", "onnx", "pt2", "hub")
 Logits = Callable[[Tensor], Tensor]
 

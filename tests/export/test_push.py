@@ -17,7 +17,10 @@ from trainyard.classifier import load
 from trainyard.export.check import plain_model
 
 # huggingface_hub 2.4's upload by LFS.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning"),
+]
 PUSH = ("--push", "hf://acme/digits")
 LAYOUT = {"README.md", "config.json", "model.safetensors"}
 

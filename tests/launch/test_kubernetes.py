@@ -195,6 +195,7 @@ def two_cores() -> Iterator[None]:
     os.sched_setaffinity(0, all_cores)
 
 
+@pytest.mark.night
 @pytest.mark.usefixtures("two_cores")
 def test_a_pod_that_was_moved_goes_on(digits: Path, tmp_path: Path, capsys: Capture) -> None:
     words = ["--data", digits, "--data.threads", "1", "--run.log_every", "1 step"]
@@ -223,6 +224,7 @@ def test_a_pod_that_was_moved_goes_on(digits: Path, tmp_path: Path, capsys: Capt
     assert [step for kind, step, _ in losses if kind == "train"] == [*range(1, 61)]
 
 
+@pytest.mark.slow
 def test_failures_are_counted(digits: Path, tmp_path: Path, capsys: Capture) -> None:
     words = ["--data", digits, "--data.threads", "1", "--run.log_every", "1 step"]
     words += ["--run.length", "100000 steps", "--run.save_every", "0 steps", "--restarts", "1"]

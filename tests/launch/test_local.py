@@ -24,6 +24,8 @@ from trainyard.launch.agent import Policy, here, run_ranks
 from trainyard.launch.job import Job
 from trainyard.training.checkpoint import find_problem
 
+pytestmark = pytest.mark.slow
+
 
 def process_of(command: Started, rank: int) -> int:
     for process in command.members():
@@ -98,6 +100,7 @@ def state_of(process: int) -> str:
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+@pytest.mark.night
 def test_ctrl_z_stops_the_ranks_too(digits: Path, tmp_path: Path) -> None:
     """They trained on while it stood still. The pause is longer than a hang may be."""
     folder = tmp_path / "run"

@@ -64,6 +64,7 @@ def test_hosts(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "-x NCCL_DEBUG" in shown(capsys, *words, "a:8")
 
 
+@pytest.mark.slow
 def test_under_nohup() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

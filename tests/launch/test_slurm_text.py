@@ -56,6 +56,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEXTS)
 def test_text(name: str) -> None:
     file = GOLDEN / f"{name}.sbatch"
@@ -83,6 +84,7 @@ COURSES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("course", COURSES)
 def test_course(course: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm's commands are stood in for; the real ones are in tests/services/test_slurm.py."""

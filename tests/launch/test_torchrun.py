@@ -17,6 +17,8 @@ from tests.web import free_port
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.training.checkpoint import find_problem
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 NUM_STEPS, BATCH = 40, 64
 KILLED = 30  # the step, counted from 0, in which a rank is killed

@@ -7,6 +7,8 @@ from torch import nn
 
 from trainyard.model.flops import forward_flops
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("name", "giga_macs"),

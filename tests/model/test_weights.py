@@ -219,6 +219,7 @@ def test_no_network_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         pretrained_weights("test_resnet")
 
 
+@pytest.mark.slow
 def test_a_model_that_timm_never_trained() -> None:
     with pytest.raises(CheckpointError, match="No pretrained weights exist for resnet200"):
         pretrained_weights("resnet200")

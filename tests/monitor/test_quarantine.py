@@ -122,6 +122,7 @@ def _meet(world: World, path: Path) -> tuple[int, str]:
     return count, "went on"
 
 
+@pytest.mark.slow
 def test_ranks_tell_each_other(tmp_path: Path) -> None:
     path = tmp_path / "quarantine.jsonl"
     results = spawn(_meet, 3, path)

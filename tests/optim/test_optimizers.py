@@ -312,6 +312,7 @@ def test_keys_that_are_not_set_have_the_defaults_of_the_library() -> None:
     assert defaults["lars"]["momentum"] == 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_a_compiled_update_is_the_same_and_is_compiled_once(name: str) -> None:

@@ -13,6 +13,8 @@ from tests.report.conftest import STEPS
 from tests.report.histories import record_some, train_report, write_run
 from trainyard.report.page import write_report
 
+pytestmark = pytest.mark.slow
+
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="pip install playwright axe-playwright-python"
 )

@@ -10,6 +10,8 @@ import pytest
 from tests.command_line import SHORT, Capture, complaint, run, shown
 from trainyard.errors import DiskError
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_report_lies_in_the_run_directory(copied: Path, capsys: Capture) -> None:
     said = shown(capsys, "report", copied)

@@ -17,6 +17,8 @@ from tests.command_line import SHORT
 from tests.services.listening import listening
 from tests.services.network import Host, Link, Network, NetworkError, network
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 TIMES = 20
 

@@ -14,6 +14,9 @@ from tests.command_line import Capture, complaint
 from tests.services.losses import SAME, Losses, has_gone_on, losses_of, reports
 from tests.services.ray_cluster import RayNodes, ray_nodes
 from tests.test_cli_signals import LONG, check_stopped_run, has_saved, started, wait_for
+from tests.tiers import tiered
+
+pytestmark = pytest.mark.slow
 
 pytest.importorskip("ray", reason="needs Ray: make .venv/.dev")
 PATIENCE_S = 150
@@ -56,7 +59,10 @@ def test_same_losses_as_without_ray(
     wait_for(lambda: not cluster.ours(), "the workers to end", PATIENCE_S)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGUSR1, 75)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    tiered([(signal.SIGINT, 130), (signal.SIGUSR1, 75)], night=[(signal.SIGINT, 130)]),
+)
 def test_a_rank_that_is_killed_starts_again(
     number: signal.Signals, code: int, cluster: RayNodes, second: str, digits: Path, tmp_path: Path
 ) -> None:
@@ -76,6 +82,7 @@ def test_a_rank_that_is_killed_starts_again(
     wait_for(lambda: not cluster.ours(), "the workers to end", PATIENCE_S)
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(("what", "code"), [("rank", 128 + signal.SIGKILL), ("node", 1)])
 def test_a_death_ends_the_run_without_restarts(
     what: str, code: int, cluster: RayNodes, second: str, digits: Path, tmp_path: Path
@@ -114,6 +121,7 @@ def test_what_ray_does_not_have(capsys: Capture, cluster: RayNodes, tmp_path: Pa
     assert "no Ray answers at 127.0.0.1:1 (Connection refused)" in complaint(capsys, *words)
 
 
+@pytest.mark.night
 def test_the_run_goes_on_without_a_node_that_dies(
     cluster: RayNodes, second: str, digits: Path, tmp_path: Path
 ) -> None:
@@ -132,6 +140,7 @@ def test_the_run_goes_on_without_a_node_that_dies(
     wait_for(lambda: not cluster.ours(), "the workers to end", PATIENCE_S)
 
 
+@pytest.mark.night
 def test_a_node_that_is_drained_loses_nothing(
     cluster: RayNodes, second: str, digits: Path, tmp_path: Path
 ) -> None:
@@ -157,6 +166,7 @@ def test_a_node_that_is_drained_loses_nothing(
     cluster.kill(second)
 
 
+@pytest.mark.night
 def test_the_run_goes_on_with_another_node(
     cluster: RayNodes, second: str, digits: Path, tmp_path: Path
 ) -> None:

@@ -18,8 +18,13 @@ from tests.command_line import Capture, newest, run, shown
 from tests.docs.pages import DOCS, blocks
 from tests.runs import curve, events
 from tests.services.slurm_cluster import SlurmCluster, needs_slurm, wait_long_for
+from tests.tiers import tiered
 
-pytestmark = [needs_slurm, pytest.mark.timeout(600)]  # a night is long on a machine that is busy
+pytestmark = [
+    pytest.mark.slow,
+    needs_slurm,
+    pytest.mark.timeout(600),
+]  # a night is long on a machine that is busy
 
 OBSERVER = Path(__file__).parent / "observer"
 NIGHT_STEPS = 150  # of 32 samples: an epoch ends in step 45
@@ -148,7 +153,7 @@ def _night_has_begun(night: object) -> None:
 # --- meanwhile ---
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", tiered([2, 4], night=[4]))
 def test_same_losses_as_local(
     ranks: int, at_slurm: SlurmCluster, digits: Path, capsys: Capture, tmp_path: Path
 ) -> None:
@@ -162,6 +167,7 @@ def test_same_losses_as_local(
     assert list(ours) == list(range(1, 9))
 
 
+@pytest.mark.night
 def test_seeds(at_slurm: SlurmCluster, digits: Path, capsys: Capture, tmp_path: Path) -> None:
     words = ("--data", digits, "--ranks", 1, "--run.length", "2 steps", *OPTIONS)
     job = submitted(capsys, "--run", "some runs/a", "--seeds", "3,5", *words)
@@ -221,6 +227,7 @@ def test_a_mistake_is_not_made_again(
     assert said.count("no such checkpoint") == 1 and "starting again" not in said
 
 
+@pytest.mark.night
 def test_a_lost_node_is_no_failure(
     at_slurm: SlurmCluster,
     digits: Path,

@@ -18,7 +18,7 @@ from tests.services.ssh_hosts import SshHosts, needs_ssh, ssh_hosts
 from tests.test_cli_signals import LONG, check_stopped_run, has_begun, has_saved, wait_for
 from trainyard.training.checkpoint import find_problem
 
-pytestmark = needs_ssh
+pytestmark = [pytest.mark.slow, needs_ssh]
 QUICK = ("--run.log_every", "1 step", "--data.threads", "1", "--run.eval_every", "0 steps")
 
 
@@ -108,6 +108,7 @@ def test_a_host_that_is_killed_is_waited_for(hosts: SshHosts, digits: Path, tmp_
     check_whole(tmp_path / "run", 60)
 
 
+@pytest.mark.night
 def test_a_host_that_goes_down_is_no_failure(hosts: SshHosts, digits: Path, tmp_path: Path) -> None:
     """Its agent is told to end: all save, and go on when it is back. No restart is used up."""
     words = ["debug", "--data", digits, *QUICK, "--run.length", "200 steps", "--run", "run"]
@@ -143,6 +144,7 @@ def agent_of(run: Launched, number: str) -> int:
     raise AssertionError(f"no agent {number}")
 
 
+@pytest.mark.night
 def test_a_run_goes_on_without_a_host_whose_cable_is_cut(
     hosts: SshHosts, digits: Path, tmp_path: Path
 ) -> None:
@@ -162,6 +164,7 @@ def test_a_run_goes_on_without_a_host_whose_cable_is_cut(
     check_whole(tmp_path / "run", 60)
 
 
+@pytest.mark.night
 def test_a_run_goes_on_while_its_launcher_is_suspended(
     hosts: SshHosts, digits: Path, tmp_path: Path
 ) -> None:

@@ -96,6 +96,7 @@ def plain_statistics(size: int) -> Statistics:
     return {name: np.asarray(value / images) for name, value in sums.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_statistics_are_the_mean_over_all_images(size: int) -> None:
     reference = plain_statistics(size)

@@ -31,6 +31,8 @@ from trainyard.model.execution import (
 from trainyard.training.step import MicroBatch
 from trainyard.world import World
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = ("--data.threads", "1", "--run.log_every", "1 steps", "--run.eval_every", "0 steps")
 Weights = NDArray[np.float32]
 
@@ -224,8 +226,8 @@ def worst_error(model: nn.Module, change: Callable[[nn.Module], object], *, bf16
     ("name", "bf16", "smaller"),
     [
         ("test_vit", True, {"depth": 1, "img_size": 32}),
-        ("test_convnext", True, {"depths": (1, 1, 1, 1)}),
-        ("test_resnet", False, {"layers": (1, 1, 1, 1)}),
+        pytest.param("test_convnext", True, {"depths": (1, 1, 1, 1)}, marks=pytest.mark.night),
+        pytest.param("test_resnet", False, {"layers": (1, 1, 1, 1)}, marks=pytest.mark.night),
     ],
 )
 def test_a_compiled_family_trains_as_it_does_eager(

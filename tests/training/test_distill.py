@@ -21,6 +21,8 @@ from trainyard.run.build import build_run_model
 from trainyard.run.distillation import build_teacher
 from trainyard.training.step import TrainStep
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 
 CLASSES = [str(number) for number in range(10)]

@@ -15,6 +15,8 @@ from tests.spawn import spawn
 from tests.steps import PLAIN, Case, flat, global_batch, make_step, share_of, vit
 from trainyard.world import World, total
 
+pytestmark = pytest.mark.slow
+
 NUM_STEPS = 12
 CASES = {
     "plain": PLAIN,

@@ -46,6 +46,8 @@ from trainyard.training.step import MicroBatch, TrainStep
 from trainyard.training.update import clip_by_norm
 from trainyard.world import World
 
+pytestmark = pytest.mark.slow
+
 NAN = float("nan")
 
 
@@ -62,6 +64,7 @@ def counted(guard: Guard, skipped: str, start: int = 0) -> list[int]:
     return tripped
 
 
+@pytest.mark.quick
 def test_the_guard_trips_after_a_run_of_skipped_updates() -> None:
     assert counted(Guard(CPU, 20), "1" * 20) == [20]
     assert counted(Guard(CPU, 20), "0" * 5 + "1" * 30) == [30]  # at the next look
@@ -70,6 +73,7 @@ def test_the_guard_trips_after_a_run_of_skipped_updates() -> None:
     assert counted(Guard(CPU, 5), "0" * 3 + "1" * 6 + "0" * 11) == []  # over before the look
 
 
+@pytest.mark.quick
 def test_the_guard_goes_on_from_its_state() -> None:
     one, other = Guard(CPU, 15), Guard(CPU, 15)
     assert counted(one, "0" * 4 + "1" * 8) == []
@@ -300,6 +304,7 @@ def test_the_run_goes_back_and_the_data_on(rolled_back: Run) -> None:
     assert progress["guard"] == {"running": 0}
 
 
+@pytest.mark.quick
 def test_skipped_updates_are_counted_and_not_averaged(rolled_back: Run) -> None:
     trains = [line for line in rolled_back.lines if line["kind"] == "train"]
     assert [line["step"] for line in trains] == [*range(1, 31), *range(21, 41)]

@@ -301,6 +301,7 @@ def two() -> list[dict[str, Found]]:
     return spawn(train_all, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHORTAGES)
 def test_ranks_take_the_smallest_size_of_all(two: list[dict[str, Found]], name: str) -> None:
     for found in two:
@@ -321,6 +322,7 @@ def ends(world: World) -> tuple[str, str]:
     return texts[0], texts[1]
 
 
+@pytest.mark.slow
 def test_memory_of_one_rank_ends_all_ranks() -> None:
     other, short = spawn(ends, 2, timeout_s=60)
     assert short[0].startswith("RecipeError: a single sample does not fit")
@@ -368,6 +370,7 @@ def run_limited(digits: Path, folder: Path, megabytes: int) -> list[dict[str, An
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_with_little_memory_has_the_losses_of_one_with_enough(
     digits: Path, tmp_path: Path
 ) -> None:

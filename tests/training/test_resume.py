@@ -42,6 +42,7 @@ from tests.runs import (
 )
 from tests.spawn import spawn, train_joined
 from tests.steps import save_checkpoint
+from tests.tiers import tiered
 from tests.training.test_checkpoint import state_at
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.index.merge import open_merged
@@ -102,7 +103,8 @@ def uninterrupted(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
 # --- one rank: the same, bit for bit ---
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.slow
+@pytest.mark.parametrize("model", tiered(MODELS, quick=["batch norm"]))
 def test_killed_at_random_steps(
     model: str, uninterrupted: dict[str, Path], digits: Path, tmp_path: Path
 ) -> None:
@@ -118,6 +120,7 @@ def test_killed_at_random_steps(
     assert_same_end(tmp_path / "run", uninterrupted[model])
 
 
+@pytest.mark.slow
 def test_killed_as_a_command(uninterrupted: dict[str, Path], digits: Path, tmp_path: Path) -> None:
     """The real thing: `python -m trainyard train`, kill -9, the same command again."""
     python = [sys.executable, "-m", "trainyard"]
@@ -162,6 +165,7 @@ def options_of(way: str, finished: Path) -> dict[str, str]:
     return {key: str(finished) if key == "loss.teacher" else options[key] for key in options}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [*ORDERS, *AUGMENTATIONS])
 def test_killed_with_data_in_any_order_and_augmented(
     way: str, data: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -176,6 +180,7 @@ def test_killed_with_data_in_any_order_and_augmented(
     assert_same_end(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", AUGMENTATIONS)
 def test_micro_batches_of_augmented_batches_change_nothing(
     way: str, data: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -203,7 +208,8 @@ STOPS = {
 }
 
 
-@pytest.mark.parametrize("when", STOPS)
+@pytest.mark.slow
+@pytest.mark.parametrize("when", tiered(STOPS, quick=["in an epoch"]))
 def test_stopped_by_a_signal(
     when: str, uninterrupted: dict[str, Path], digits: Path, tmp_path: Path
 ) -> None:
@@ -533,6 +539,7 @@ def test_a_recipe_that_is_gone(digits: Path, tmp_path: Path) -> None:
     assert not folder.recipe.exists()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_beside_what_is_no_checkpoint(
     uninterrupted: dict[str, Path],
     digits: Path,
@@ -604,6 +611,7 @@ def two_ranks(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "order"), [(1, "plain"), (2, "plain"), (3, "plain"), *((3, order) for order in ORDERS)]
 )
@@ -640,6 +648,7 @@ def train_without_loader(world: World, config: RunConfig, folder: Path) -> None:
     train_joined(config, folder, world)
 
 
+@pytest.mark.slow
 def test_a_loader_that_dies_on_one_rank_ends_all(digits: Path, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"loader process died|another rank is gone"):
         spawn(train_without_loader, 2, recipe(digits), tmp_path / "run")

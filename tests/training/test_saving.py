@@ -245,6 +245,7 @@ def _saves(world: World, lag: int, folder: Path) -> list[int]:
     return saved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lag", [1, 8])
 def test_all_ranks_save_after_the_same_step(lag: int, tmp_path: Path) -> None:
     first, second = spawn(_saves, 2, lag, tmp_path)
@@ -338,6 +339,7 @@ def test_a_stop_waits_for_the_checkpoint(digits: Path, tmp_path: Path) -> None:
     assert list((folder / "checkpoints").glob(".*")) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_saves_by_the_time_ends_as_one_by_steps(digits: Path, tmp_path: Path) -> None:
     by_time = {"run.save_every": "0.2 seconds", "run.eval_every": "8 steps"}
     assert exit_code(words(digits, tmp_path / "steps")) == 0

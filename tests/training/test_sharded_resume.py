@@ -22,6 +22,8 @@ from trainyard.optim.optimizers import build_optimizer
 from trainyard.training.checkpoint import TrainState, load_checkpoint
 from trainyard.world import World
 
+pytestmark = pytest.mark.slow
+
 
 def saved(path: Path) -> dict[str, Any]:
     """The tensors of a checkpoint; batch norm's are apart: three ranks save their rounded mean."""

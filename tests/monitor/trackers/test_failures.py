@@ -16,6 +16,8 @@ from trainyard.monitor.reports import Report
 from trainyard.monitor.trackers.tensorboard import TensorboardTracker
 from trainyard.monitor.trackers.tracker import Guarded, Tracker
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", ["wandb", "tensorboard", "mlflow"])
 def test_a_package_that_is_missing_is_said_before_anything_is_trained(

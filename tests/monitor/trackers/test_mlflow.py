@@ -18,7 +18,10 @@ from trainyard.monitor.history import read_history
 from trainyard.monitor.trackers.mlflow import MlflowTracker
 
 # In MLflow's own tables.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
+]
 
 TRACKED = ("--watch.mlflow", "true", "--watch.project", "tests", "--data.threads", "1", "--json")
 OPTIONS = (
@@ -62,6 +65,7 @@ def runs_of(home: Path, experiment: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.night
 def test_a_killed_run_goes_on_as_the_same_run(database: Path, digits: Path, tmp_path: Path) -> None:
     """Parameters, every figure, tags, the best evaluation and its checkpoint."""
     run, home = tmp_path / "a run", database
