@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.errors import raises
 from trainyard.config import check
 from trainyard.course import Course, Phase, build_course
 from trainyard.errors import RecipeError
@@ -113,7 +114,7 @@ def test_a_percentage_is_of_the_length_in_its_own_unit() -> None:
 )
 def test_what_is_no_duration_is_refused_by_name(key: str, text: str) -> None:
     section, _, name = key.partition(".")
-    with pytest.raises(RecipeError, match=rf'^{key} = "{text}": '):
+    with raises("recipe.invalid-value", key=key, value=f'"{text}"'):
         check({section: {name: text}})
 
 
@@ -122,9 +123,7 @@ def test_what_is_no_duration_is_refused_by_name(key: str, text: str) -> None:
 )
 @pytest.mark.parametrize("key", ["image_size", "batch_size"])
 def test_what_is_no_stage_is_refused_by_name(key: str, text: str) -> None:
-    with pytest.raises(
-        RecipeError, match=rf"^schedule\.{key} = .*write the beginning of the stage"
-    ):
+    with raises("recipe.invalid-value", key=f"schedule.{key}", value=f'"{text}"'):
         check({"schedule": {key: [text]}})
 
 
@@ -201,7 +200,7 @@ def test_stages_that_are_not_in_order_are_refused(
     batches: tuple[str, ...], sizes: tuple[str, ...], key: str
 ) -> None:
     second = (batches + sizes)[1]
-    with pytest.raises(RecipeError, match=rf"^schedule\.{key}: '{second}' comes no later than"):
+    with raises("recipe.not-in-order", key=f"schedule.{key}", value=second):
         course(batches=batches, sizes=sizes)
 
 

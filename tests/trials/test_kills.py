@@ -19,7 +19,7 @@ from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.training.step import TrainStep
 from trainyard.world import World
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.night
 
 SAVE_EVERY = int(OPTIONS["run.save_every"].split()[0])
 ENDS_S = 120  # within which the other rank has to end as well
