@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -128,23 +127,6 @@ Seen = list[tuple[int, list[int]]]
 def train(world: World, config: RunConfig, folder: Path) -> None:
     torch.set_num_threads(1)
     assert train_joined(config, folder, world).stopped is None
-
-
-def train_on(world: World, config: RunConfig, folder: Path, die_at: int | None) -> Seen:
-    """The ids that this rank updated with; they are written down as they come."""
-    seen: Seen = []
-    notes = folder.with_name(f"ids-{world.rank}.jsonl")
-
-    def note(_: TrainStep, batch: Any, step: int) -> None:
-        if step == die_at:
-            end_by(signal.SIGKILL)
-        seen.append((step, batch.ids.tolist()))
-        with open(notes, "a") as file:
-            file.write(json.dumps(seen[-1]) + "\n")
-
-    on_each_step(before=note)
-    train_joined(config, folder, world)
-    return seen
 
 
 def interleaved(ranks: list[Seen]) -> dict[int, list[int]]:

@@ -34,6 +34,7 @@ from trainyard.world import World
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.quick
 def test_the_first_buckets_are_small() -> None:
     """So that the network rests as short as may be while the first one is updated."""
     tensors = [torch.zeros(2) for _ in range(40)]  # of 8 bytes each
@@ -174,6 +175,7 @@ def test_what_is_sent() -> None:
 # --- what cannot be ---
 
 
+@pytest.mark.quick
 def test_bf16_is_for_small_groups() -> None:
     check_bf16_groups(rounds("complete", 4), bf16=True)
     check_bf16_groups(rounds("complete", 5), bf16=False)

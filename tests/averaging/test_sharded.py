@@ -381,6 +381,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("key", REFUSED)
 def test_keys_that_do_not_go_with_it(key: str) -> None:
     more = {"model.ema_decay": "0.9"} if key == "model.ema_cpu" else {}

@@ -49,6 +49,7 @@ def seen(step: int, doing: str = "step", silent_s: float = 61) -> Activity:
     return Activity(step, doing, silent_s, 60)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("activities", "silent", "expected"),
     [
@@ -79,6 +80,7 @@ def test_who_hangs(
     assert hanging(dict(enumerate(activities)), set(silent)) == expected
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("doing", ["save", "roll back"])
 def test_what_waits_for_a_disk_has_a_limit_of_its_own(
     doing: str,

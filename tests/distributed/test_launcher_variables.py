@@ -12,8 +12,6 @@ from trainyard.distributed.launcher_variables import (
 from trainyard.errors import InputError
 from trainyard.world import World
 
-pytestmark = pytest.mark.slow
-
 Env = dict[str, str]
 
 

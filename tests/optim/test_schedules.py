@@ -151,17 +151,8 @@ def test_milestones_between_steps() -> None:
 C_KEYS: dict[str, Any] = {"lr": 1e-3, "warmup_from": 0.01, "min_lr": 1e-5}
 
 
-def test_system_c() -> None:
-    whole = course("90 epochs", steps_per_epoch=1251, batch=1024)
-    found = lrs(whole, warmup="5 epochs", **C_KEYS)
-    warmup, num_steps = 5 * 1251, 112_590
-    rise = [1e-3 * (0.01 + 0.99 * step / warmup) for step in range(warmup)]
-    assert_close(found, np.concatenate([rise, a_table(1e-3, 1e-5, num_steps - warmup)]))
-    assert (found[0], found[warmup]) == (1e-5, 1e-3)
-
-
 @pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")  # SequentialLR's own
-def test_system_c_is_what_torch_does() -> None:
+def test_system_c() -> None:
     found = lrs(course("12 epochs", steps_per_epoch=40), warmup="2 epochs", **C_KEYS)
 
     def build(optimizer: torch.optim.Optimizer) -> LRScheduler:

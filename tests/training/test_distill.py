@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from tests.command_line import SHORT, newest, run
 from tests.errors import check, raises, refused
-from tests.runs import curve, on_each_step
+from tests.runs import curve, hooked
 from trainyard.config import RunConfig, load_recipe
 from trainyard.course import build_course
 from trainyard.errors import CheckpointError
@@ -148,7 +148,7 @@ def test_a_teacher_can_be_a_file(published: dict[str, torch.Tensor], tmp_path: P
 
 @pytest.mark.parametrize("kind", ["soft", "hard"])
 def test_a_run_learns_from_its_teacher(
-    kind: str, digits: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, digits: Path, finished: Path, tmp_path: Path
 ) -> None:
     """Two steps, whose losses are the written-out formula's on their mixed images."""
     taught = teacher(recipe(finished))
@@ -166,11 +166,10 @@ def test_a_run_learns_from_its_teacher(
         loss = 0.3 * base + 0.7 * (soft if kind == "soft" else hard)
         expected.append(loss.mean().item())
 
-    monkeypatch.setattr(TrainStep, "__call__", TrainStep.__call__)  # to be put back
-    on_each_step(before=note)
     keys = ("--loss.teacher", finished, "--loss.distillation", kind)
     more = ("--loss.distillation_share", "0.7", "--augment.mixup", "0.8")
-    trained(digits, tmp_path / "run", *keys, *more, "--augment.label_smoothing", "0")
+    with hooked(before=note):
+        trained(digits, tmp_path / "run", *keys, *more, "--augment.label_smoothing", "0")
     losses = [loss for (loss,) in curve(tmp_path / "run", "train", "loss").values()]
     assert len(losses) == 2
     assert losses == pytest.approx(expected, rel=1e-5)
