@@ -75,9 +75,9 @@ def test_evaluation_and_predictions_agree_with_the_run(
     assert recorded is not None
     files = pictures(data)[:64]
     guesses = [best.probability for (best, *_) in load(runs[channels]).predict(files)]
-    np.testing.assert_allclose(guesses, recorded.said.confidence[:64], rtol=1e-4)
+    np.testing.assert_allclose(guesses, recorded.scores.confidence[:64], rtol=1e-4)
     found = json.loads(shown(capsys, "evaluate", runs[channels], "--json").splitlines()[-1])
-    assert found["top1"] == np.mean(recorded.said.place == 1)
+    assert found["top1"] == np.mean(recorded.scores.place == 1)
     (named,) = json.loads(shown(capsys, "predict", runs[channels], files[0], "--json"))["images"]
     assert named["guesses"][0]["probability"] == pytest.approx(guesses[0], rel=1e-4)
 

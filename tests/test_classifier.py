@@ -48,15 +48,15 @@ def test_image_by_image_as_in_the_evaluation(
     classifier = load(folder, ema=recorded.weights == "ema_")
     assert classifier.step == recorded.step
     guesses = [guesses[0] for guesses in classifier.predict(files_of(digits))]
-    assert [int(guess.name) for guess in guesses] == recorded.said.guess.tolist()
+    assert [int(guess.name) for guess in guesses] == recorded.scores.guess.tolist()
     # Batches of other sizes are summed in another order.
     near = 1e-4 if name == "averaged" else 2e-2
     found = [guess.probability for guess in guesses]
-    np.testing.assert_allclose(found, recorded.said.confidence, rtol=near)
+    np.testing.assert_allclose(found, recorded.scores.confidence, rtol=near)
     right = np.mean(
         [int(g.name) == label for g, label in zip(guesses, recorded.labels, strict=True)]
     )
-    assert right == recorded.said.evaluation().top1
+    assert right == recorded.scores.evaluation().top1
 
 
 @pytest.mark.parametrize("name", ["averaged", "bfloat16"])

@@ -50,8 +50,8 @@ def test_metrics_are_of_the_saved_scores(trained: Path) -> None:
     best = max(lines, key=lambda line: max(line["map"], line["ema_map"]))
     assert 0.5 < max(best["map"], best["ema_map"]) < 1  # of guessing: 0.17
     recorded = trainyard.predictions(trained)
-    assert isinstance(recorded.said, LabelScores)
-    expected = average_precision_score(recorded.labels, recorded.said.logits.T, average="macro")
+    assert isinstance(recorded.scores, LabelScores)
+    expected = average_precision_score(recorded.labels, recorded.scores.logits.T, average="macro")
     assert best[f"{recorded.weights}map"] == pytest.approx(expected, rel=1e-9)
     assert recorded.step == best["step"]
     found = trainyard.evaluate(trained)

@@ -182,7 +182,7 @@ def test_predictions_have_names_and_whole_numbers(finished: Path) -> None:
     """A matrix of labels and guesses needed casts, and the names came from elsewhere."""
     found = trainyard.predictions(finished)
     matrix = np.zeros((10, 10), int)
-    np.add.at(matrix, (found.labels, found.said.guess), 1)
+    np.add.at(matrix, (found.labels, found.scores.guess), 1)
     assert matrix.sum() == 364
     assert found.classes == tuple("0123456789")
 

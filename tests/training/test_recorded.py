@@ -25,7 +25,7 @@ def test_what_is_recorded_is_loaded(tmp_path: Path) -> None:
     assert found is not None
     assert (found.step, found.weights, found.labels.tolist()) == (7, "ema_", [1, 1, 2])
     for column in ("place", "guess", "confidence", "loss"):
-        np.testing.assert_array_equal(getattr(found.said, column), getattr(average, column))
+        np.testing.assert_array_equal(getattr(found.scores, column), getattr(average, column))
 
 
 def test_a_run_records_its_best_evaluation(finished: Path) -> None:
@@ -34,8 +34,8 @@ def test_a_run_records_its_best_evaluation(finished: Path) -> None:
     assert found is not None
     vals = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     best = max((r for r in vals if r["kind"] == "val"), key=lambda r: r["top1"])
-    assert (found.step, found.said.evaluation().top1) == (best["step"], best["top1"])
-    rows = per_class(found.said, found.labels)
+    assert (found.step, found.scores.evaluation().top1) == (best["step"], best["top1"])
+    rows = per_class(found.scores, found.labels)
     assert sum(row.samples for row in rows) == best["evaluated"]
 
 

@@ -12,6 +12,7 @@ from trainyard.cli.options import (
     SECTIONS,
     add_checkpoint,
     check_overrides,
+    check_suffix,
     check_target,
     loading,
     positive,
@@ -103,9 +104,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def predict(options: argparse.Namespace) -> int:
     """Run `trainyard predict`. Returns the exit code."""
     check_overrides(options.overrides, "a prediction")
+    check_suffix(options.csv, "--csv", ".csv")
     check_target(options, options.images)
-    if options.csv and not options.csv.endswith(".csv"):
-        raise InputError("option.wrong-suffix", option="--csv", path=options.csv, suffix=".csv")
     from rich.console import Console
 
     from trainyard.data.index.unlabelled import open_images

@@ -75,16 +75,16 @@ def read_weights(path: Path, key: str | None = None) -> LoadedWeights:
 
 
 def pretrained_weights(
-    name: str, *, key: str = "model.checkpoint", asked: str = "timm"
+    name: str, *, key: str = "model.checkpoint", value: str = "timm"
 ) -> LoadedWeights:
     """timm's pretrained weights of a model; CheckpointError if there are none.
 
-    `key` and its value `asked` are what the recipe says.
+    `key` and its value `value` are what the recipe says.
     """
     import timm
 
     if is_own(name):
-        raise CheckpointError("weights.not-in-timm", key=key, value=asked, name=name)
+        raise CheckpointError("weights.not-in-timm", key=key, value=value, name=name)
     try:
         with torch.random.fork_rng(devices=[]), _offline_without_names():
             model: Any = timm.create_model(name, pretrained=True)
@@ -92,7 +92,7 @@ def pretrained_weights(
         raise CheckpointError(
             "weights.not-downloaded",
             key=key,
-            value=asked,
+            value=value,
             name=name,
             reason=why_unreadable(error),
         ) from error
