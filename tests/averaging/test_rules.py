@@ -110,7 +110,7 @@ class Replica:
         images, labels = samples(step, self.world.rank)
         divisor = self.averager.divisor(torch.tensor(4.0))
         loss = F.cross_entropy(self.wrapped(images), labels, reduction="sum")
-        (loss / divisor()).backward()  # type: ignore[no-untyped-call]
+        (loss / divisor()).backward()
 
     def train(self, *, divided: Callable[[int], bool] | None = None) -> list[Array]:
         """The weights after each step; `divided`: whether a step goes bucket by bucket."""
