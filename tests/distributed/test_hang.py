@@ -82,9 +82,7 @@ def test_who_hangs(
 
 @pytest.mark.quick
 @pytest.mark.parametrize("doing", ["save", "roll back"])
-def test_what_waits_for_a_disk_has_a_limit_of_its_own(
-    doing: str,
-) -> None:
+def test_what_waits_for_a_disk_has_a_limit_of_its_own(doing: str) -> None:
     beat = heartbeat.Heartbeat()
     beat.limit_s, beat.limits_of = 60, {"save": 600, "roll back": 600}
     for step in (1, 2):
@@ -304,15 +302,6 @@ def test_a_rank_that_hangs_completes_its_checkpoint(
     (message,) = [line for rank in range(size) for line in said(folder, rank)]
     assert f"step-{SAVED:08d}" in message
     assert find_problem(newest(folder)) is None
-
-
-@pytest.mark.night
-def test_gossip_whose_ranks_do_not_wait_in_every_step(digits: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    words = words_with_limit(digits, folder, name="gossip", topology="ring")
-    assert launch(train, 4, folder, words, "data", sleep_for_ever) == [1] * 4
-    verdict = check_hang(folder, size=4)
-    assert verdict[:4] == ("no progress", [VICTIM], AT + 1, "data")
 
 
 @pytest.mark.night
