@@ -240,24 +240,7 @@ def test_only_replicas_that_differ_have_files_of_their_own(
         assert len(files) == (0 if way in SAME_EVERYWHERE else NUM_RANKS)
 
 
-# --- the buckets of gradients ---
-
-
-def resumes_alike(world: World, folder: Path) -> tuple[bool, int]:
-    """Whether a resumed run is equal, and how many buckets its gradients go in."""
-    torch.set_num_threads(1)
-    process = Process(world, "all-reduce")
-    process.run(STOPS[0])
-    path = process.save(folder)
-    expected = process.run(NUM_STEPS)
-    fresh = Process(world, "all-reduce")
-    load_checkpoint(fresh.state, path)
-    sizes = process.step.passes.model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
-    return torch.equal(fresh.run(NUM_STEPS), expected), len(sizes.split(","))
-
-
-def test_buckets_are_cut_before_the_first_step(tmp_path: Path) -> None:
-    assert spawn(resumes_alike, 3, tmp_path) == [(True, 2)] * 3
+# --- what is sent ---
 
 
 def count_messages(world: World) -> int:

@@ -101,7 +101,7 @@ def test_the_count_of_an_averaged_model_is_left_out(tmp_path: Path) -> None:
     source = read_weights(saved(tmp_path / "a.pth", average.state_dict()))
     weights, done = without_prefix(source, "", set(small()))
     assert weights.keys() == small().keys()
-    assert done == ["took 'module.' off all names"]
+    assert len(done) == 1 and "'module.'" in done[0]
 
 
 # --- what is refused ---
@@ -186,7 +186,7 @@ def test_a_prefix_chooses_a_part() -> None:
     source = LoadedWeights(names | {"text.weight": torch.ones(1)}, "clip.pth")
     weights, done = without_prefix(source, "visual.", set(small()))
     assert same(weights, small())
-    assert done == ["took 'visual.' off 2 names, left 1 others out"]
+    assert len(done) == 1 and "'visual.'" in done[0]
     with raises("weights.no-such-prefix", source="clip.pth", prefix="audio."):
         without_prefix(source, "audio.", set(small()))
 
