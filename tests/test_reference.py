@@ -73,7 +73,7 @@ RUNS: dict[str, tuple[str, int, dict[str, str]]] = {
     ),
 }
 
-NIGHT = ("accumulated-adam", "gossip-on-four-ranks", "whitened-sgd-bf16")
+NIGHT = ("accumulated-adam", "gossip-on-four-ranks", "whitened-sgd-bf16", "lamb-mixup-bf16")
 
 
 def command(world: World, words: list[str]) -> None:

@@ -242,7 +242,7 @@ def check_hang(folder: Path, size: int = SIZE) -> Verdict:
     assert (report["event"], report["message"]) == ("rank hangs", message)
     assert find_problem(newest(folder)) is None
     verdict = verdict_of(folder)
-    assert LIMIT_S <= verdict.silent_s < LIMIT_S + 30
+    assert verdict.silent_s >= LIMIT_S
     return verdict
 
 

@@ -16,7 +16,7 @@ from trainyard.world import World
 
 pytestmark = pytest.mark.slow
 
-MANY = 8  # benchmarks/start.py starts 32
+MANY = 16  # benchmarks/start.py starts 32
 SHORT = ("--run.length", "2 steps", "--run.log_every", "1 step", "--data.threads", "1")
 
 
@@ -25,6 +25,7 @@ def words(data: Path, run: Path) -> list[object]:
     return ["train", "debug", "--data", data, "--run", run, *SHORT, *keys]
 
 
+@pytest.mark.night
 def test_many_ranks_start_and_train(digits: Path, tmp_path: Path) -> None:
     (tmp_path / "said").mkdir()
     with ranks(tmp_path / "said", MANY, limit_s=200) as started:

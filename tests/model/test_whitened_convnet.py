@@ -133,9 +133,8 @@ def flat(weight: torch.Tensor) -> list[float]:
 def test_ranks_start_from_the_same_images(digits: Path, tmp_path: Path) -> None:
     """Two ranks, each with half of every batch, get the first layer of one."""
     config = recipe(digits, NAMED, {"run.length": "2 steps"})
-    ((alone,), (one, other)) = (
-        spawn(whitening, size, config, tmp_path / f"{size}") for size in (1, 2)
-    )
+    alone = whitening(World(), config, tmp_path / "1")
+    one, other = spawn(whitening, 2, config, tmp_path / "2")
     assert one == other == alone
     torch.manual_seed(0)
     assert alone != flat(whitened_convnet(widths="8-16-16").whitening.weight)

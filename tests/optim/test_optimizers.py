@@ -321,7 +321,11 @@ def test_keys_that_are_not_set_have_the_defaults_of_the_library() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tiered(["sgd", "adamw", "lamb"], night=["sgd", "adamw"]))
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-def test_a_compiled_update_is_the_same_and_is_compiled_once(name: str) -> None:
+def test_a_compiled_update_is_the_same_and_is_compiled_once(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A pool of compilers takes longer to start than one takes for all of this.
+    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     ours, theirs = twins()

@@ -17,7 +17,7 @@ from trainyard.world import World, total
 
 pytestmark = pytest.mark.slow
 
-NUM_STEPS = 8
+NUM_STEPS = 12
 CASES = {
     "plain": PLAIN,
     "ranks differ by a sample": Case(batch=30),

@@ -33,6 +33,7 @@ from tests.runs import (
     train,
 )
 from tests.spawn import spawn, train_joined
+from tests.tiers import tiered
 from tests.training.test_resume_contract import RUNS, data
 from tests.training.test_resume_contract import recipe as one_rank_recipe
 from trainyard.config import RunConfig, load_recipe
@@ -145,7 +146,10 @@ def replicas_of(checkpoint: Path) -> list[Any]:
     return [torch.load(path, weights_only=True)["averager"] for path in paths]
 
 
-@pytest.mark.parametrize(("way", "size"), [("gossip", 3), ("DiLoCo", 3), ("sharded", 1)])
+@pytest.mark.parametrize(
+    ("way", "size"),
+    tiered([("gossip", 3), ("DiLoCo", 3), ("sharded", 1)], night=[("gossip", 3), ("DiLoCo", 3)]),
+)
 def test_another_number_of_ranks_goes_on(
     way: str, size: int, wholes: dict[str, Path], digits: Path, tmp_path: Path
 ) -> None:
@@ -267,7 +271,7 @@ def two_killed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", tiered([1, 3], night=[1]))
 def test_two_ranks_go_on_as_another_number(
     size: int, two_killed: Path, data: Path, tmp_path: Path
 ) -> None:
