@@ -35,8 +35,8 @@ def die(*_: object) -> None:
 def cut(kind: str, at: int, end: Callable[..., None] = kill) -> Iterator[None]:
     """Inside, a run is cut off after so many updates, or in the first save from there on.
 
-    A kill in a step comes when the save under way is complete; one in a save leaves all files but
-    the manifest, under the name of something half-written.
+    Before, the save under way is completed. A kill in a save leaves all files but the manifest,
+    under the name of something half-written.
     """
     calls = 0
 
@@ -45,11 +45,11 @@ def cut(kind: str, at: int, end: Callable[..., None] = kill) -> Iterator[None]:
         calls += 1
         if calls != at:
             return
+        wait_for_writer()  # so that the save under way is complete
         if kind == "killed in a save":
             patch.setattr(saver, "write_manifest", end)
             patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # nobody tidies up
         elif kind == "killed in a step":
-            wait_for_writer()
             end()
         else:
             os.kill(os.getpid(), SIGNALS[kind])
