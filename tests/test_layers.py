@@ -32,7 +32,7 @@ LEVELS = [
     {"config", "compare"},
     {"run"},
     {"classifier"},
-    {"api"},
+    {"api", "published"},
     {"doctor", "estimate", "export", "launch", "report"},
     {"cli", "command_line", "__main__"},
 ]

@@ -135,10 +135,10 @@ def test_two_ranks_train_as_one(here: Path) -> None:
 def test_the_calls_of_the_page(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
     exec(changed(BLOCKS["api"], {'"8 epochs"': '"20 steps"'}), names)
-    outcome, said = names["outcome"], names["said"]
+    outcome, scores = names["outcome"], names["scores"]
     assert (outcome.step, outcome.stopped) == (20, None)
     found = trainyard.evaluate("runs/api")
-    assert found["top1"] == outcome.best["top1"] == (said.place == 1).mean()
+    assert found["top1"] == outcome.best["top1"] == (scores.place == 1).mean()
     assert found["samples"] == len(trainyard.open_index("data/digits/val"))
     assert found["data"] == "data/digits/val"
     history = trainyard.history("runs/api")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.network import INTERFACE, Link, NetworkError, network
 from tests.doctor.test_alone import findings
+from tests.services.network import INTERFACE, Link, NetworkError, network
 from tests.spawn import launch, spawn
 from tests.test_cli_signals import started
 from trainyard.config import RunConfig

@@ -345,3 +345,40 @@ def test_wrapped_names() -> None:
     there, here = model("test_resnet", 1).state_dict(), model("test_resnet", 2)
     adapt(here, {f"module.model.{name}": tensor for name, tensor in there.items()})
     assert same(here, there)
+
+
+# --- names by order ---
+
+
+def renamed(module: nn.Module) -> Weights:
+    """Weights as another program names them: the layers are numbered."""
+    prefixes = list(dict.fromkeys(name.rpartition(".")[0] for name in module.state_dict()))
+    return {
+        f"layer{prefixes.index(name.rpartition('.')[0])}.{name.rpartition('.')[2]}": tensor
+        for name, tensor in snapshot(module).items()
+    }
+
+
+@pytest.mark.parametrize("num_classes", [5, 3])
+def test_names_are_given_by_order_where_kinds_and_shapes_are_equal(num_classes: int) -> None:
+    name = "test_efficientnet"
+    there, here = model(name, 1, num_classes), model(name, 2)
+    source = LoadedWeights(renamed(there), "old.pth", is_ordered=True)
+    adapt_weights(here, source, classes=CLASSES, name=name)
+    but = () if num_classes == 5 else ("classifier",)
+    assert same(here, there.state_dict(), but)
+
+
+@pytest.mark.parametrize("fault", ["another shape", "another kind", "a sorted file"])
+def test_names_are_not_guessed(fault: str) -> None:
+    name = "test_efficientnet"
+    weights, here = renamed(model(name, 1)), model(name, 2)
+    before, first = snapshot(here), next(iter(weights))
+    if fault == "another shape":
+        weights[first] = weights[first][:1]
+    elif fault == "another kind":
+        weights = {key.replace("running_mean", "mean"): value for key, value in weights.items()}
+    source = LoadedWeights(weights, "old.pth", is_ordered=fault != "a sorted file")
+    with pytest.raises(CheckpointError):
+        adapt_weights(here, source, classes=CLASSES, name=name)
+    assert same(here, before)

@@ -36,6 +36,8 @@ class LoadedWeights:
     """A description for users: "model.pth, entry 'model_ema'"."""
     classes: list[str] | None = None
     """Names of the classifier's rows, if known."""
+    is_ordered: bool = False
+    """True if they are in the order of the model's layers; a .safetensors file sorts them."""
     pixels: Pixels = field(default_factory=dict)
     """How images were prepared for these weights, as far as known."""
 
@@ -63,14 +65,22 @@ def read_weights(path: Path, key: str | None = None) -> LoadedWeights:
             )
         if not _are_weights(content[key]):
             raise CheckpointError("weights.entry-without-weights", entry=key, path=path)
-        return LoadedWeights(_tensors(content[key]), f"{path}, entry {key!r}")
+        return LoadedWeights(_tensors(content[key]), f"{path}, entry {key!r}", is_ordered=True)
     if _are_weights(content):
-        header = _header(path) if path.suffix == ".safetensors" else {}
-        classes, pixels = _names(header.get("classes")), pixels_in(header)
-        return LoadedWeights(_tensors(content), str(path), classes, pixels)
+        is_sorted = path.suffix == ".safetensors"
+        header = _header(path) if is_sorted else {}
+        return LoadedWeights(
+            _tensors(content),
+            str(path),
+            _names(header.get("classes")),
+            is_ordered=not is_sorted,
+            pixels=pixels_in(header),
+        )
     for name in KEYS:
         if isinstance(content, Mapping) and _are_weights(content.get(name)):
-            return LoadedWeights(_tensors(content[name]), f"{path}, entry {name!r}")
+            return LoadedWeights(
+                _tensors(content[name]), f"{path}, entry {name!r}", is_ordered=True
+            )
     raise CheckpointError("weights.none-in-file", path=path, hint=_entries(content))
 
 
