@@ -379,6 +379,6 @@ def test_names_are_not_guessed(fault: str) -> None:
     elif fault == "another kind":
         weights = {key.replace("running_mean", "mean"): value for key, value in weights.items()}
     source = LoadedWeights(weights, "old.pth", is_ordered=fault != "a sorted file")
-    with pytest.raises(CheckpointError):
+    with raises("weights.do-not-fit"):
         adapt_weights(here, source, classes=CLASSES, name=name)
     assert same(here, before)
