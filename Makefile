@@ -49,7 +49,7 @@ test-all: test
 # launchers, averagers, the watchdog, checkpoints or the C core. An hour.
 test-night: .venv/.dev
 	$(PYTEST) -m night --dist loadfile --no-loadscope-reorder --junit-xml build/tests/night.xml
-	TRIAL_KILLS=30 TRIAL_RANK_KILLS=10 TRIAL_FLIPS=80 TRIAL_SIGNALS=60 TRIAL_FUZZ=200000 \
+	TRIAL_FLIPS=80 TRIAL_SIGNALS=60 TRIAL_FUZZ=200000 \
 		$(PYTEST) tests/trials --timeout 0 -s
 
 # This code beside the second edition, to the last bit: tests/twins. ROWS is parts of rows' names.

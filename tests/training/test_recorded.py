@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from tests.command_line import SHORT, run
-from trainyard.errors import DataError
+from tests.errors import raises
 from trainyard.files import RunDirectory
 from trainyard.training.predictions import Predictions, per_class
 from trainyard.training.recorded import load_recorded, record
@@ -44,7 +43,7 @@ def test_no_file_and_a_damaged_one(tmp_path: Path) -> None:
     path = tmp_path / "predictions.npz"
     assert load_recorded(path) is None
     path.write_bytes(b"PK\x03\x04")
-    with pytest.raises(DataError, match=r"predictions\.npz"):
+    with raises("run.predictions-unreadable", path=path):
         load_recorded(path)
 
 
