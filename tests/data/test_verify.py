@@ -448,3 +448,9 @@ def test_train_and_val_of_one_checksum(originals: Path, tmp_path: Path) -> None:
     found = look(folder)["train, val", "overlap by checksum"]
     assert (found.result, found.count) == ("problem", 1)
     assert "has the SHA-256 of" in str(found.found[0])
+
+
+def test_a_duplicate_of_a_split_s_first_image_leaks_nothing(photos: Path) -> None:
+    first, *_ = sorted((photos / "val" / "cat").iterdir())
+    shutil.copy(first, first.with_name("again.jpg"))
+    assert wrong(look(photos, deep=True)) == [("val", "duplicates", "note")]

@@ -239,3 +239,9 @@ def test_where_nothing_tells_it_says_what_to_do() -> None:
 )
 def test_the_first_of_a_list_of_hosts(hosts: str, first: str) -> None:
     assert first_host(hosts) == first
+
+
+def test_a_last_node_with_fewer_ranks_is_a_node() -> None:
+    uneven = MPIRUN | env("OMPI_COMM_WORLD_SIZE=3 SLURM_JOB_NODELIST=n[1-2]")
+    assert discover(uneven) == world(1, 3, "1/2", "0/2")
+    assert meet(uneven).host == "n1"

@@ -281,3 +281,15 @@ def test_a_checkpoint_under_way_is_written_to_its_end(digits: Path, tmp_path: Pa
 def test_a_message_that_is_cut_short_keeps_nobody(digits: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     lose(folder, words_of(digits, folder), victim=1, how="in the midst of a message")
+
+
+def _leave_and_end(world: World) -> None:
+    with init_distributed(world) as watchdog:
+        if world.rank:
+            watchdog.close(in_peace=True)
+            os._exit(0)
+        time.sleep(4)  # for some looks at the processes of this host
+
+
+def test_a_rank_that_has_ended_in_peace_is_not_lost() -> None:
+    assert launch(_leave_and_end, SIZE) == [0] * SIZE

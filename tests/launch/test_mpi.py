@@ -3,6 +3,7 @@
 import shlex
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tests.command_line import Capture, run, shown
 from tests.errors import check, refused
 from trainyard.launch.job import Job
-from trainyard.launch.mpi import MpiOptions, _passing_signals, command_line, variables
+from trainyard.launch.mpi import MpiOptions, _passing_signals, command_line, launch_mpi, variables
 
 JOB = Job(("train", "debug", "--run", "runs/debug"), Path("runs/debug"), python="/venv/bin/python")
 HERE = """
@@ -78,3 +79,25 @@ def test_under_nohup() -> None:
 def test_without_openmpi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     check(refused("launch", "mpi", "debug", "--ranks", 2), "launch.needs-mpirun", command="mpirun")
+
+
+MPIRUN = """\
+#!{python}
+import os, re, signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(143))
+launcher = os.getppid()
+while True:
+    caught = re.search(r"SigCgt:\\s*(\\w+)", open(f"/proc/{{launcher}}/status").read())[1]
+    if int(caught, 16) >> signal.SIGTERM - 1 & 1:
+        break
+os.kill(launcher, signal.SIGTERM)
+time.sleep(60)
+"""
+
+
+def test_ranks_that_a_signal_ends_before_training_have_stopped(tmp_path: Path) -> None:
+    """mpirun reports the signal of a rank as 128 and its number."""
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(MPIRUN.format(python=sys.executable))
+    mpirun.chmod(0o755)
+    assert launch_mpi(JOB, MpiOptions(hosts={"localhost": 1}, mpirun=str(mpirun))) == 130

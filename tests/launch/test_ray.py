@@ -9,7 +9,7 @@ import pytest
 
 from tests.command_line import Capture, run
 from tests.errors import check, refused
-from trainyard.errors import InputError, PeerError
+from trainyard.errors import InputError, PeerError, Requeued, TrainyardError
 
 LAUNCH = ("launch", "ray", "debug")
 
@@ -64,3 +64,22 @@ def test_attempts_end_with_a_mistake_or_a_signal() -> None:
     board = Board()
     board.signal(signal.SIGTERM)
     assert not board.begin(2)
+
+
+def test_a_run_that_lost_its_last_node_has_failed_though_the_others_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ray = (
+        pytest.importorskip("ray.train", reason="needs Ray: make .venv/.dev") and sys.modules["ray"]
+    )
+    from trainyard.launch.ray import _await_end
+
+    def fit() -> None:
+        raise RuntimeError("a node is lost")
+
+    monkeypatch.setattr(ray, "get", lambda value: value)
+    for code, meaning in ((Requeued.exit_code, 1), (0, 1), (-signal.SIGKILL, 137)):
+        codes = SimpleNamespace(remote=lambda code=code: {0: code})
+        with pytest.raises(TrainyardError) as caught:
+            _await_end(SimpleNamespace(fit=fit), SimpleNamespace(codes=codes), [])
+        assert caught.value.exit_code == meaning

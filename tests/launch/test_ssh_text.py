@@ -2,6 +2,7 @@
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,32 @@ def test_hosts_that_have_ended_before_anyone_waits(monkeypatch: pytest.MonkeyPat
     job = Job(("train", "debug", "--run", "runs/debug"), Path("runs/debug"))
     assert launch_ssh(job, options, told.append) == 2
     assert [each.partition(":")[0] for each in told] == ["host a", "host b"]
+
+
+HOSTS_OF_WHICH_ONE_IS_LOST = """\
+#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+cd {folder}
+[ -e "$2" ] && exit 255  # it is not back
+touch "$2"
+echo "@trainyard-agent localhost:1"
+[ "$2" = b ] && exit 255
+for second in 1 2 3 4 5 6 7 8 9 10; do [ -e over ] && exit 0; sleep 1; done
+exit 1
+"""
+
+
+def test_a_run_goes_on_with_as_few_hosts_as_asked_for(tmp_path: Path) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text(HOSTS_OF_WHICH_ONE_IS_LOST.format(folder=tmp_path))
+    ssh.chmod(0o755)
+    hosts = [GivenHost("a"), GivenHost("b")]
+    options = SshOptions(hosts=hosts, login=Login((str(ssh),), "/", "python"), wait_s=0)
+    job = Job(("train", "debug", "--run", "runs/debug"), Path("runs/debug"))
+
+    def say(text: str) -> None:
+        if "without" in text:
+            (tmp_path / "over").touch()
+
+    assert launch_ssh(job, replace(options, min_hosts=1), say) == 0
+    assert (tmp_path / "over").exists()
