@@ -12,7 +12,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does,
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from tests.command_line import SHORT, run
-from tests.tiers import is_of_the_night, is_slow
 from trainyard.config import RunConfig, load_recipe
 from trainyard.datasets.prepare.digits import prepare_digits
 
@@ -41,10 +40,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks slow tests, and puts the longest files first, so that no process waits at the end."""
-    for item in items:
-        if is_slow(item.nodeid):
-            item.add_marker(pytest.mark.night if is_of_the_night(item.nodeid) else pytest.mark.slow)
+    """Puts the longest files first, so that no process waits at the end."""
     items.sort(key=lambda item: "services" not in item.path.parts)
 
 

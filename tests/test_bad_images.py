@@ -110,6 +110,7 @@ def test_training_goes_on(mixed: Path, tmp_path: Path, capsys: Capture) -> None:
     check_quarantine(folder, mixed / "train")
 
 
+@pytest.mark.slow
 def test_two_ranks_write_each_once(mixed: Path, tmp_path: Path, capsys: Capture) -> None:
     folder = tmp_path / "run"
     launch = ("launch", "local", *DEBUG, "--data", mixed, "--run", folder, "--ranks", "2")

@@ -154,6 +154,7 @@ def test_a_signature_is_written_nowhere_and_a_newer_one_goes_on(
         assert "is complete already" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_data_sets_that_are_written_name_their_source_without_secrets(
     shards: Path, tmp_path: Path, cache: Path, capsys: Capture
 ) -> None:

@@ -8,6 +8,8 @@ import pytest
 from tests.command_line import Capture, run
 from tests.mini_imagenet import WNIDS, MiniImageNet, write_mini_imagenet
 
+pytestmark = pytest.mark.slow
+
 FORMATS = ("webdataset", "hdf5", "folder")
 SHORT = (
     *("--run.length", "12 epochs", "--batch.size", "20", "--run.log_every", "1 steps"),

@@ -8,6 +8,8 @@ import pytest
 
 from tests.command_line import Capture, run
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).parent.parent / "docs" / "predict-export.md").read_text()
 
 

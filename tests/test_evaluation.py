@@ -21,6 +21,8 @@ from trainyard.run.evaluation import DataSetResult, EvaluationOptions, evaluate_
 from trainyard.training.predictions import Predictions
 from trainyard.world import World
 
+pytestmark = pytest.mark.slow
+
 
 def recipe(folder: Path) -> RunConfig:
     return load_recipe(str(folder / "recipe.toml"))
@@ -36,6 +38,7 @@ def equal(a: Predictions, b: Predictions) -> bool:
     return all(map(np.array_equal, astuple(a), astuple(b)))
 
 
+@pytest.mark.quick
 def test_raw_and_averaged_weights_are_those_that_training_evaluated(averaged: Path) -> None:
     result = evaluate(averaged)
     lines = (averaged / "metrics.jsonl").read_text().splitlines()

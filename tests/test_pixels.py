@@ -68,6 +68,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timm.models._builder, "load_state_dict_from_hf", lambda *_, **__: there)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hub")
 def test_weights_of_timm_bring_theirs(digits: Path, tmp_path: Path) -> None:
     """They met images of the default mean, ImageNet's, without a word (BEiT, BiT, ViT)."""

@@ -15,6 +15,8 @@ from trainyard.classifier import load
 from trainyard.files import RunDirectory
 from trainyard.training.recorded import load_recorded
 
+pytestmark = pytest.mark.slow
+
 SIZES = ("--data.image_size", "[32, 64]", "--data.eval_size", "48,32", "--data.crop_pct", "0.9")
 STAGES = ("--run.length", "4 steps", "--schedule.image_size", "2 steps: [48, 64]")
 MIXES = ("--augment.mixup", "0.2", "--augment.cutmix", "1", "--augment.erasing", "0.5")
@@ -35,7 +37,7 @@ def test_predictions_and_the_evaluation_agree(wide: Path, digits: Path) -> None:
     assert recorded is not None
     files = sorted((digits / "val").glob("*/*"))[:64]
     guesses = [best.probability for (best, *_) in load(wide).predict(files)]
-    np.testing.assert_allclose(guesses, recorded.said.confidence[:64], rtol=1e-4)
+    np.testing.assert_allclose(guesses, recorded.scores.confidence[:64], rtol=1e-4)
 
 
 def test_timm_prepares_images_for_an_export_as_the_run_does(

@@ -13,8 +13,10 @@ import pytest
 
 from tests.command_line import SHORT
 from tests.test_cli_signals import LONG, check_stopped_run, has_begun, has_saved, wait_for
+from tests.tiers import tiered
 
 COMMAND = f"{sys.executable} -P -m trainyard"
+COMMANDS = ["train", "launch local --ranks 2"]
 EACH_STEP = ("--run.log_every", "1 steps", "--data.threads", "1")
 
 
@@ -34,7 +36,8 @@ def steps(folder: Path) -> list[int]:
     return [line["step"] for line in map(json.loads, lines) if line["kind"] == "train"]
 
 
-@pytest.mark.parametrize("name", ["train", "launch local --ranks 2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", tiered(COMMANDS, night=COMMANDS[1:]))
 def test_a_run_outlives_the_readers_of_its_output(name: str, digits: Path, tmp_path: Path) -> None:
     """It ended at the first line that it could not print: 1, no message, no checkpoint."""
     words = in_shell(name, digits, *EACH_STEP, "--run.length", "8 steps", "--all-ranks")
@@ -44,7 +47,8 @@ def test_a_run_outlives_the_readers_of_its_output(name: str, digits: Path, tmp_p
     assert has_saved(tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", ["train", "launch local --ranks 2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", tiered(COMMANDS, night=COMMANDS[1:]))
 def test_closed_streams(name: str, digits: Path, tmp_path: Path) -> None:
     """Nor does a file get the number of one, such as metrics.jsonl that of stderr."""
     ended = shell(f"{in_shell(name, digits, *SHORT)} <&- >&- 2>&-", tmp_path)
@@ -53,6 +57,7 @@ def test_closed_streams(name: str, digits: Path, tmp_path: Path) -> None:
     assert has_saved(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_character_that_the_locale_lacks_ends_no_run(digits: Path, tmp_path: Path) -> None:
     """It ended with a traceback at the "…" of its first lines, where the locale is C or Latin-1."""
     words = in_shell("train", digits, *SHORT)
@@ -61,6 +66,7 @@ def test_a_character_that_the_locale_lacks_ends_no_run(digits: Path, tmp_path: P
     assert "classes   10: 0, 1, 2, \\u2026 9" in ended.stdout
 
 
+@pytest.mark.slow
 def test_a_run_outlives_its_terminal(digits: Path, tmp_path: Path) -> None:
     """A terminal that has hung up is no error of a pipe, and the live lines stop too."""
     ours, theirs = pty.openpty()
@@ -73,6 +79,7 @@ def test_a_run_outlives_its_terminal(digits: Path, tmp_path: Path) -> None:
     assert steps(tmp_path)[-1] == 30
 
 
+@pytest.mark.slow
 def test_ctrl_c_into_a_pipe_whose_reader_ends_first(digits: Path, tmp_path: Path) -> None:
     """The result could not be printed: the exit code was 0, though the run was stopped."""
     words = in_shell("train", digits, *LONG)

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
@@ -14,6 +15,8 @@ from trainyard.config import load_recipe
 from trainyard.run.build import build_loss_scale
 from trainyard.training.update import DynamicLossScale
 from trainyard.world import World
+
+pytestmark = pytest.mark.slow
 
 Compress = Literal["bf16", "fp16"]
 
@@ -99,6 +102,7 @@ def test_a_gradient_that_overflows_on_its_way_is_skipped_by_all() -> None:
     assert spawn(overflow, 3) == [([0, 1, 0], [4, 2, 2], True)] * 3
 
 
+@pytest.mark.quick
 def test_what_is_sent_as_fp16_is_scaled() -> None:
     plain = load_recipe("debug", {"batch.precision": "bf16"})
     sent = load_recipe("debug", {"batch.precision": "bf16", "average.compress": "fp16"})

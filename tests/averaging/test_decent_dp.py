@@ -31,6 +31,8 @@ from trainyard.averaging.gossip import Gossip
 from trainyard.optim.accum_adam import AccumAdam
 from trainyard.world import World
 
+pytestmark = pytest.mark.night
+
 STEPS = 10
 TOPOLOGIES = {
     "complete": "complete",

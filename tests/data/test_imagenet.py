@@ -185,6 +185,7 @@ def prepare_in_process(source: Path, destination: Path, kind: str, stage: str, c
     return subprocess.run(words, check=False).returncode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FORMATS)
 def test_killed_while_packing_it_goes_on_to_the_same_bytes(
     kind: str, mini: MiniImageNet, tmp_path: Path
@@ -205,6 +206,7 @@ def test_killed_while_packing_it_goes_on_to_the_same_bytes(
     assert not [path for path in folder.rglob(".*") if path.suffix in (".part", ".jsonl")]
 
 
+@pytest.mark.slow
 def test_other_settings_do_not_go_on_with_a_killed_run(
     mini: MiniImageNet, tmp_path: Path, capsys: Capture
 ) -> None:

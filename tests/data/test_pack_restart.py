@@ -17,6 +17,8 @@ import pytest
 from tests.command_line import Capture, complaint, run
 from trainyard.data.storage.manifest import FILE_NAME
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = ("--shard-samples", "15", "--workers", "2")
 SHARDS = 96 + 25
 JOURNAL = ".pack.jsonl"

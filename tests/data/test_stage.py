@@ -35,6 +35,8 @@ from trainyard.data.storage.manifest import Manifest, Shard, Split, write_manife
 from trainyard.data.storage.open import open_source
 from trainyard.errors import DataError
 
+pytestmark = pytest.mark.slow
+
 GB = 10**9
 
 
@@ -178,6 +180,7 @@ def _with(config: LoaderSpec, folder: Path) -> LoaderSpec:
 # --- fetched once ---
 
 
+@pytest.mark.night
 def test_two_processes_fetch_once_and_a_second_job_nothing(tmp_path: Path, server: Server) -> None:
     index = large_remote(server)
     server.pause_s = 0.3  # so that both are at work at the same time
@@ -636,6 +639,7 @@ def test_the_command_shows_what_is_left(
     assert " of 4 " in said.err and " left" in said.err
 
 
+@pytest.mark.quick
 def test_a_run_with_staging_is_the_run_without(
     tmp_path: Path, digits: Path, finished: Path, monkeypatch: Patch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.errors import raises
 from trainyard.distributed.launcher_variables import (
     MeetingPoint,
     discover,
@@ -216,10 +217,10 @@ def test_on_one_node_they_meet_inside_of_it() -> None:
 def test_where_nothing_tells_it_says_what_to_do() -> None:
     spread = {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
     for env in (MPIRUN | spread, HYDRA, {"RANK": "1", "WORLD_SIZE": "2"}):
-        with pytest.raises(InputError, match=r"MASTER_ADDR is not set.*mpirun -x MASTER_ADDR=HOST"):
+        with raises("rank.no-master-addr"):
             meet(env)
     assert meet(MPIRUN | spread | JOB).host == "n1"
-    with pytest.raises(InputError, match="MASTER_PORT is 70000, which is not a port"):
+    with raises("rank.malformed-port", value=70000):
         meet(TORCHRUN | {"MASTER_PORT": "70000"})
 
 

@@ -11,6 +11,8 @@ from trainyard import world
 from trainyard.distributed.process_info import ProcessInfo
 from trainyard.distributed.stacks import DUMP
 
+pytestmark = pytest.mark.slow
+
 STUCK = """
 import os, signal, sys
 from pathlib import Path

@@ -22,6 +22,8 @@ from tests.docs.pages import (
 from trainyard.config import load_recipe
 from trainyard.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 FIRST_RUN = DOCS / "first-run.md"
 QUICK = ("--run.length", "2 steps", "--run.log_every", "1 steps", "--data.threads", "1")
 TESTED_ELSEWHERE = {DOCS / "library.md"}  # by tests/test_library.py

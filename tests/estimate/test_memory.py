@@ -23,6 +23,8 @@ from trainyard.optim.optimizers import build_optimizer
 from trainyard.run.build import build_run_model
 from trainyard.training.precision import AUTOCASTS
 
+pytestmark = pytest.mark.slow
+
 
 def config_of(**keys: str) -> RunConfig:
     return load_recipe("debug", {key.replace("__", "."): value for key, value in keys.items()})

@@ -14,6 +14,8 @@ from tests.command_line import run
 from tests.data.test_orientation import tagged
 from trainyard.classifier import load
 
+pytestmark = pytest.mark.slow
+
 EXIF = ("--data.exif", "true")
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.fuzz.run import HERE, build, core_sources, find_clang, fuzz, include, lay_out_corpus
 
+pytestmark = pytest.mark.night
+
 ARM = ("aarch64-linux-gnu-gcc", "qemu-aarch64")
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import Capture, complaint, run, shown
+from tests.command_line import Capture, run, shown
+from tests.errors import check, refused
 from trainyard.launch.job import Job
 from trainyard.launch.mpi import MpiOptions, _passing_signals, command_line, launch_mpi, variables
 
@@ -60,11 +61,12 @@ def test_dry_run(tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
 def test_hosts(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     words = ("launch", "mpi", "debug", "--data", "/only/there", "--dry-run", "--hosts")
-    assert "set the number of ranks per host" in complaint(capsys, *words, "a:8,b")
-    assert "me@a: mpirun takes no user" in complaint(capsys, *words, "me@a:8")
+    check(refused(*words, "a:8,b"), "launch.no-ranks-per-host")
+    check(refused(*words, "me@a:8"), "launch.user-for-mpirun", value="me@a")
     assert "-x NCCL_DEBUG" in shown(capsys, *words, "a:8")
 
 
+@pytest.mark.slow
 def test_under_nohup() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -74,11 +76,9 @@ def test_under_nohup() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_without_openmpi(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_openmpi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert "there is no mpirun: install OpenMPI" in complaint(
-        capsys, "launch", "mpi", "debug", "--ranks", 2
-    )
+    check(refused("launch", "mpi", "debug", "--ranks", 2), "launch.needs-mpirun", command="mpirun")
 
 
 MPIRUN = """\

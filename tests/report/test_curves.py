@@ -7,6 +7,8 @@ from tests.report.histories import train_report, write_run
 from trainyard.report.curves import Points, axes_of, curve_of, extremes, interval_means
 from trainyard.report.runs import Group, groups_of, read_runs
 
+pytestmark = pytest.mark.slow
+
 RANDOM = np.random.default_rng(0)
 
 

@@ -11,6 +11,8 @@ from trainyard.report.findings import findings
 from trainyard.report.page import page
 from trainyard.report.runs import Run, read_runs
 
+pytestmark = pytest.mark.slow
+
 
 def a_run(
     folder: Path,

@@ -9,6 +9,8 @@ from tests.report.histories import train_report, write_run
 from trainyard.compare import PRACTICAL
 from trainyard.report.runs import counted, differences, groups_of, read_runs
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_run_is_read_back(trained: list[Path]) -> None:
     (run,) = read_runs(trained[:1])

@@ -36,6 +36,8 @@ from trainyard.data.storage.remote.files import RemoteFiles
 from trainyard.data.storage.source import Source
 from trainyard.errors import DataError
 
+pytestmark = pytest.mark.slow
+
 CONTENT = random.Random(0).randbytes(3_000_000)
 
 

@@ -19,10 +19,13 @@ from tests.test_cli_signals import (
     wait_for,
 )
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("mpirun") is None,
-    reason="needs OpenMPI: tests/services/install.sh, or apt-get install openmpi-bin",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        shutil.which("mpirun") is None,
+        reason="needs OpenMPI: tests/services/install.sh, or apt-get install openmpi-bin",
+    ),
+]
 PATIENCE_S = 150
 
 
@@ -53,6 +56,7 @@ def test_same_losses_as_without_mpi(digits: Path, tmp_path: Path, local_losses: 
     assert losses_of(folder) == local_losses
 
 
+@pytest.mark.night
 def test_a_night_with_mpi(digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requeued; then a rank is killed; the same command goes on; then Ctrl-C."""
     folder = tmp_path / "run"
@@ -84,6 +88,7 @@ def test_a_night_with_mpi(digits: Path, tmp_path: Path, monkeypatch: pytest.Monk
     check_stopped_run(folder)
 
 
+@pytest.mark.night
 def test_nothing_is_left_when_the_launcher_is_killed(digits: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = ("--ranks", 2, "--data", digits, "--run", folder, *LONG)

@@ -41,7 +41,7 @@ from trainyard.data.storage.remote.prefetch import Limits, Prefetcher
 from trainyard.datasets import serve
 from trainyard.errors import DataError
 
-pytestmark = needs_nginx
+pytestmark = [pytest.mark.slow, needs_nginx]
 
 TRAIN = "digits-train-{000000..000003}.tar"
 SHARD = "digits-train-000002.tar"

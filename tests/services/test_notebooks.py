@@ -8,6 +8,8 @@ import pytest
 from tests.notebooks import FOLDER, executed, read
 from tests.services.ssh_hosts import needs_ssh
 
+pytestmark = pytest.mark.night
+
 pytest.importorskip("nbclient", reason="needs nbclient and ipykernel: make .venv/.dev")
 
 

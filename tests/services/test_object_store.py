@@ -25,6 +25,8 @@ from trainyard.data.storage.remote import object_store
 from trainyard.data.storage.remote.download import download
 from trainyard.errors import DataError
 
+pytestmark = pytest.mark.slow
+
 CONTENT = random.Random(0).randbytes(300_000)
 TRAIN = "digits-train-{000000..000003}.tar"
 

@@ -7,8 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +16,13 @@ from tests.command_line import Capture, newest, run, shown
 from tests.docs.pages import DOCS, blocks
 from tests.runs import curve, events
 from tests.services.slurm_cluster import SlurmCluster, needs_slurm, wait_long_for
+from tests.tiers import tiered
 
-pytestmark = [needs_slurm, pytest.mark.timeout(600)]  # a night is long on a machine that is busy
+pytestmark = [
+    pytest.mark.slow,
+    needs_slurm,
+    pytest.mark.timeout(600),
+]  # a night is long on a machine that is busy
 
 OBSERVER = Path(__file__).parent / "observer"
 NIGHT_STEPS = 150  # of 32 samples: an epoch ends in step 45
@@ -84,7 +87,7 @@ def noted(log: Path, rank: int) -> list[tuple[int, list[int]]]:
 
 @dataclass
 class Night:
-    """A run under way in a thread of its own, while other tests have theirs."""
+    """A run that is ended in all ways that Slurm knows."""
 
     cluster: SlurmCluster
     digits: Path
@@ -131,24 +134,10 @@ class Night:
         return int(self.cluster.field(job, "Restarts"))
 
 
-@pytest.fixture(scope="module")
-def night(
-    slurm: SlurmCluster, digits: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Night, "Future[str]"]]:
-    one = Night(slurm, digits, tmp_path_factory.mktemp("night"))
-    with ThreadPoolExecutor(1) as thread:
-        yield one, thread.submit(one.live)
+# --- short jobs ---
 
 
-@pytest.fixture(autouse=True)
-def _night_has_begun(night: object) -> None:
-    pass
-
-
-# --- meanwhile ---
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", tiered([2, 4], night=[4]))
 def test_same_losses_as_local(
     ranks: int, at_slurm: SlurmCluster, digits: Path, capsys: Capture, tmp_path: Path
 ) -> None:
@@ -162,6 +151,7 @@ def test_same_losses_as_local(
     assert list(ours) == list(range(1, 9))
 
 
+@pytest.mark.night
 def test_seeds(at_slurm: SlurmCluster, digits: Path, capsys: Capture, tmp_path: Path) -> None:
     words = ("--data", digits, "--ranks", 1, "--run.length", "2 steps", *OPTIONS)
     job = submitted(capsys, "--run", "some runs/a", "--seeds", "3,5", *words)
@@ -198,6 +188,7 @@ def test_a_pack_as_an_array(
         assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+@pytest.mark.night
 def test_a_job_that_slurm_refuses(
     at_slurm: SlurmCluster, capsys: Capture, digits: Path, tmp_path: Path
 ) -> None:
@@ -210,6 +201,7 @@ def test_a_job_that_slurm_refuses(
     assert said.err.count("\n") == 1
 
 
+@pytest.mark.night
 def test_a_mistake_is_not_made_again(
     at_slurm: SlurmCluster, digits: Path, capsys: Capture, tmp_path: Path
 ) -> None:
@@ -221,6 +213,7 @@ def test_a_mistake_is_not_made_again(
     assert said.count("no such checkpoint") == 1 and "starting again" not in said
 
 
+@pytest.mark.night
 def test_a_lost_node_is_no_failure(
     at_slurm: SlurmCluster,
     digits: Path,
@@ -243,6 +236,7 @@ def test_a_lost_node_is_no_failure(
     assert not (tmp_path / "run" / f"slurm-{job}.failures").exists()
 
 
+@pytest.mark.night
 def test_a_job_that_cannot_start_is_named(
     at_slurm: SlurmCluster, digits: Path, capsys: Capture
 ) -> None:
@@ -254,6 +248,7 @@ def test_a_job_that_cannot_start_is_named(
     assert f"job {job} does not start as it is (Partition" in said.err
 
 
+@pytest.mark.night
 def test_submitit(
     at_slurm: SlurmCluster,
     digits: Path,
@@ -283,12 +278,11 @@ def test_submitit(
         assert [step for step, _ in noted(log, rank)] == list(range(1, 31))
 
 
-# --- the morning ---
-
-
-def test_night(night: tuple[Night, "Future[str]"]) -> None:
+@pytest.mark.night
+def test_night(slurm: SlurmCluster, digits: Path, tmp_path: Path) -> None:
     """The time limit, a signal, preemption and a dead rank: one stream of samples, same losses."""
-    one, job = night[0], night[1].result()
+    one = Night(slurm, digits, tmp_path)
+    job = one.live()
     folder, log = one.folder / "night" / "run", one.folder / "night" / "log"
     assert one.cluster.field(job, "JobState") == "COMPLETED", output(folder)
     assert int(one.cluster.field(job, "Restarts")) >= 3

@@ -8,7 +8,7 @@ import pytest
 from tests.command_line import SHORT, Capture, run
 from tests.services.servers import needs_nginx, web_server
 
-pytestmark = needs_nginx
+pytestmark = [pytest.mark.slow, needs_nginx]
 
 
 def flip(path: Path, place: int) -> None:

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tests.command_line import Capture, complaint, newest, run
+from tests.command_line import newest, run
+from tests.errors import check, raises, refused
 from tests.spawn import spawn
 from tests.steps import Case, build_update, flat, global_batch, make_step, share_of, vit
-from trainyard.errors import RecipeError
 from trainyard.model.execution import (
     choose_mode,
     compile_in_place,
@@ -30,6 +30,8 @@ from trainyard.model.execution import (
 )
 from trainyard.training.step import MicroBatch
 from trainyard.world import World
+
+pytestmark = pytest.mark.slow
 
 OPTIONS = ("--data.threads", "1", "--run.log_every", "1 steps", "--run.eval_every", "0 steps")
 Weights = NDArray[np.float32]
@@ -40,6 +42,7 @@ def reports(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == kind]
 
 
+@pytest.mark.night
 def test_a_run_goes_on_compiled_that_began_without(
     digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,8 +227,8 @@ def worst_error(model: nn.Module, change: Callable[[nn.Module], object], *, bf16
     ("name", "bf16", "smaller"),
     [
         ("test_vit", True, {"depth": 1, "img_size": 32}),
-        ("test_convnext", True, {"depths": (1, 1, 1, 1)}),
-        ("test_resnet", False, {"layers": (1, 1, 1, 1)}),
+        pytest.param("test_convnext", True, {"depths": (1, 1, 1, 1)}, marks=pytest.mark.night),
+        pytest.param("test_resnet", False, {"layers": (1, 1, 1, 1)}, marks=pytest.mark.night),
     ],
 )
 def test_a_compiled_family_trains_as_it_does_eager(
@@ -293,13 +296,12 @@ def count_kept(model: nn.Module, images: torch.Tensor) -> int:
     return sum(sizes)
 
 
-def test_a_model_that_cannot_is_refused(digits: Path, tmp_path: Path, capsys: Capture) -> None:
-    said = complaint(
-        capsys,
+def test_a_model_that_cannot_is_refused(digits: Path, tmp_path: Path) -> None:
+    error = refused(
         *("train", "debug", "--data", digits, "--run", tmp_path / "run"),
         *("--model.name", "vgg11", "--model.grad_checkpointing", "true"),
     )
-    assert "model.grad_checkpointing" in said and "vgg11" in said
+    check(error, "model.no-grad-checkpointing", name="vgg11")
     assert not (tmp_path / "run").exists()
-    with pytest.raises(RecipeError, match=r"model.grad_checkpointing = true: plain"):
+    with raises("model.no-grad-checkpointing", name="plain"):
         recompute_activations(nn.Linear(1, 1), "plain")

@@ -118,6 +118,7 @@ def expected(places: dict[str, Path]) -> dict[str, Evaluation]:
     return {name: plain_evaluation(path) for name, path in places.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_equal_to_a_plain_evaluation(
     size: int, places: dict[str, Path], expected: dict[str, Evaluation]
@@ -157,6 +158,7 @@ def summaries(world: World, places: dict[str, Path], listing: str) -> list[dict[
     return found
 
 
+@pytest.mark.slow
 def test_all_metrics_are_equal_on_any_number_of_ranks(
     places: dict[str, Path], listed_digits: Path
 ) -> None:
@@ -332,6 +334,7 @@ def evaluate_run(world: World, config: RunConfig, folder: Path) -> list[dict[str
     return [outcome.last, outcome.best]
 
 
+@pytest.mark.slow
 def test_the_first_rank_decides_which_evaluation_is_the_best(digits: Path, tmp_path: Path) -> None:
     """Ranks that disagree about it wait for each other in the save of the best one."""
     config = load_recipe(

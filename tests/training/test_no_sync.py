@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.data.batches import batch_of_images
 from tests.test_recipes import narrow
+from tests.tiers import tiered
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.config import AverageConfig
 from trainyard.config import RunConfig, builtin_recipes, load_recipe
@@ -202,7 +203,8 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
 } | {option: ("convnext-tiny", changes) for option, changes in OPTIONS.items()}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", tiered(CASES, quick=["fp16", "resnet50-a1"]))
 def test_a_step_and_its_batch_wait_for_nothing(case: str) -> None:
     name, changes = CASES[case]
     small = {"batch.size": str(BATCH), "model.name": narrow(load_recipe(name).model.name)}

@@ -70,6 +70,7 @@ def _poll(world: World, number: int, rank: int) -> list[str]:
         return [decision.__name__ if decision else "" for decision in decisions]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "reason"), [ENDINGS[1], ENDINGS[2]])
 def test_all_ranks_stop_after_the_same_step(number: signal.Signals, reason: type[Stopped]) -> None:
     for decisions in spawn(_poll, 3, int(number), 1):

@@ -12,6 +12,8 @@ from tests.command_line import Capture, newest, run
 from tests.runs import assert_same_end, events, exit_code, words
 from tests.trials.counts import SEED, count_of
 
+pytestmark = pytest.mark.slow
+
 STOP_AT = 17  # so that checkpoints of steps 10, 15, 16 and 17 are there
 
 

@@ -11,7 +11,10 @@ from tests.trials.counts import SEED, count_of
 from trainyard.data._native import core
 from trainyard.data.storage.encoded import in_memory
 
-pytestmark = pytest.mark.skipif(core is None, reason="the extension is not built")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(core is None, reason="the extension is not built"),
+]
 
 
 class Decoders:

@@ -23,6 +23,8 @@ from tests.runs import assert_equal, contents, events
 from tests.test_cli_signals import Started, has_begun, wait_for
 from tests.trials.counts import SEED, count_of
 
+pytestmark = pytest.mark.night
+
 KEYS = ("--run.length", "4 epochs", "--run.save_every", "1 second", "--run.eval_every", "1 epoch")
 SIGNALS = [getattr(signal, f"SIG{name}") for name in ("KILL", "TERM", "INT", "HUP", "USR1")]
 WAYS = ("alone", "nohup", "| tee", "| head")

@@ -21,7 +21,10 @@ from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
 from trainyard.data._native import core
 
-pytestmark = pytest.mark.skipif(core is None, reason="the extension is not built")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(core is None, reason="the extension is not built"),
+]
 Pixels = NDArray[np.uint8]
 Box = tuple[float, float, float, float]
 

@@ -17,6 +17,8 @@ from tests.monitor.trackers.wandb_files import records
 from trainyard.config import load_recipe
 from trainyard.monitor.history import History, read_history
 
+pytestmark = pytest.mark.slow
+
 Report = dict[str, Any]
 
 PLACE = {"step": "step", "epoch": "epoch", "samples": "samples", "time": "seconds"}
