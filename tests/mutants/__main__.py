@@ -40,9 +40,9 @@ class Fault:
 
     @property
     def is_stale(self) -> bool:
-        """True unless `old` stands once in its file."""
-        path = ROOT / self.file
-        return not path.exists() or path.read_text().count(self.old) != 1
+        """True unless `old` stands once in its file, and its tests are there."""
+        there = all((ROOT / path).exists() for path in (self.file, *self.tests))
+        return not there or (ROOT / self.file).read_text().count(self.old) != 1
 
 
 @dataclass
