@@ -49,7 +49,7 @@ test-all: test
 # launchers, averagers, the watchdog, checkpoints or the C core. An hour.
 test-night: .venv/.dev
 	$(PYTEST) -m night --dist loadfile --no-loadscope-reorder --junit-xml build/tests/night.xml
-	TRIAL_KILLS=30 TRIAL_RANK_KILLS=10 TRIAL_FLIPS=80 TRIAL_SIGNALS=60 TRIAL_FUZZ=200000 \
+	TRIAL_FLIPS=80 TRIAL_SIGNALS=60 TRIAL_FUZZ=200000 \
 		$(PYTEST) tests/trials --timeout 0 -s
 
 # This code beside the second edition, to the last bit: tests/twins. ROWS is parts of rows' names.
@@ -75,7 +75,7 @@ docs: build/docs-env/.ready
 # What the benchmarks compare with. benchmarks.loader makes further environments of its own.
 .venv/.bench: .venv/.ready requirements-dev.lock
 	$(BIN)/python -m pip install --quiet $(PINS) matplotlib opencv-python-headless scikit-image \
-		scikit-learn schedulefree simplejpeg tfrecord webdataset
+		scikit-learn simplejpeg webdataset
 	touch $@
 
 # The slowest ones come last.
@@ -84,11 +84,8 @@ bench: .venv/.bench
 	$(BIN)/python -m benchmarks.loader build/loader --install
 	$(BIN)/python -m benchmarks.loader build/loader
 	$(BIN)/python -m benchmarks.index
-	$(BIN)/python -m benchmarks.prepare build/prepare
-	$(BIN)/python -m benchmarks.randaugment
 	$(BIN)/python -m benchmarks.start build/start
-	$(BIN)/python -m benchmarks.optimizers build/optimizers
-	@echo "benchmarks/step.py and head_to_head.py need checkouts of timm and torchvision: see their first lines"
+	@echo "the others need a folder, root, a GPU or checkouts of timm and torchvision: see their first lines"
 
 # What only a GPU shows: benchmarks/gpu/README.md. PART is some of its parts, by name or number;
 # MINUTES limits them together; DRY=1 tries them out on the CPU. It needs no .venv: PYTHON may be one

@@ -5,7 +5,7 @@ python -m benchmarks.averaging [--models resnet50 vit_base_patch16_224] [--netwo
 python -m benchmarks.averaging --quick
 
 A network is MBIT:MS: what each host sends, in Mbit/s (0: no limit), and how late it arrives, one
-way; see network.py, and be root. Contenders:
+way; see tests/services/network.py, and be root. Contenders:
 
 - DDP alone: torch's DistributedDataParallel in a bare loop
 - our all-reduce: Trainyard's step with `average.name = "allreduce"`
@@ -61,8 +61,8 @@ from benchmarks.contenders import (
     expected_error,
     real_model,
 )
-from benchmarks.network import Link, Network, bytes_sent, network
 from benchmarks.saving import listed, save
+from tests.services.network import Link, Network, bytes_sent, network
 
 WARM_UP = 3  # DDP makes its buckets anew, decent-dp begins with the second step
 SLOW_S = 5.0

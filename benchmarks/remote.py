@@ -5,9 +5,9 @@ python -m benchmarks.remote FOLDER [--rounds N] [--hardware NAME]      20 minute
 FOLDER gets 960 photographs like ImageNet's, 7,680 samples of them as WebDataset shards, as those of
 litdata and as those of streaming (850 MB each), and the environments of these peers (loaders/). A
 server (remotes/server.py) delays each request by 0 to 100 ms. It lies on an emulated host
-(network.py) with a link of 1 or 10 Gbit/s. Each loader runs in a process of its own with two
-threads or workers, gives batches of 64 random crops of 224 x 224, and is measured in turns. The
-server and the loader share the machine's cores.
+(tests/services/network.py) with a link of 1 or 10 Gbit/s. Each loader runs in a process of its own
+with two threads or workers, gives batches of 64 random crops of 224 x 224, and is measured in
+turns. The server and the loader share the machine's cores.
 
 FOLDER/measured.jsonl keeps what is measured: the same command goes on there, after an end by
 --limit too.
@@ -36,8 +36,8 @@ from benchmarks.loaders.environments import MAIN, install, python_of
 from benchmarks.loaders.photographs import make_photographs
 from benchmarks.loaders.tables import Table, with_spread
 from benchmarks.loaders.variants import write_by_peer
-from benchmarks.network import Host, Link, Network, network
 from benchmarks.saving import listed, save
+from tests.services.network import Host, Link, Network, network
 from trainyard.cli.printing import print_table
 from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.webdataset import write

@@ -274,7 +274,7 @@ def errors_page() -> str:
     areas: dict[str, list[str]] = {}
     for code, message in errors.messages().items():
         shown = message.replace("|", "&#124;").replace("<", "&lt;").replace("`", "&#96;")
-        shown = " ".join(re.sub(r"\{(\w+)[^}]*\}", r"<em>\1</em>", shown).split())
+        shown = " ".join(re.sub(r"\{(\w+)[^}]*\}", r"<em>&#123;\1&#125;</em>", shown).split())
         areas.setdefault(code.partition(".")[0], []).append(f"| `{code}` | {shown} |")
     tables = [
         f"## {area}\n\n| code | message |\n|---|---|\n" + "\n".join(areas[area]) for area in areas

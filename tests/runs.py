@@ -2,16 +2,15 @@
 
 import json
 import os
-import random
 import shutil
-import signal
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -65,10 +64,21 @@ def words(digits: Path | None, folder: Path, *changes: dict[str, str]) -> list[s
 def on_each_step(before: Hook | None = None, after: Hook | None = None) -> None:
     """Has this process call functions before and after each of its steps from now on."""
     for kind in (TrainStep, VirtualRanksStep):
-        _hook(kind, before, after)
+        kind.__call__ = _hooked(kind, before, after)  # type: ignore[method-assign]
 
 
-def _hook(kind: type[TrainStep], before: Hook | None, after: Hook | None) -> None:
+@contextmanager
+def hooked(before: Hook | None = None, after: Hook | None = None) -> Iterator[None]:
+    """Inside, this process calls functions before and after each of its steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (TrainStep, VirtualRanksStep):
+            patch.setattr(kind, "__call__", _hooked(kind, before, after))
+        yield
+
+
+def _hooked(
+    kind: type[TrainStep], before: Hook | None, after: Hook | None
+) -> Callable[..., StepStats]:
     take = kind.__call__
 
     def hooked(self: TrainStep, batch: Batch, step: int, rates: Any) -> StepStats:
@@ -79,7 +89,7 @@ def _hook(kind: type[TrainStep], before: Hook | None, after: Hook | None) -> Non
             after(self, batch, step)
         return stats
 
-    kind.__call__ = hooked  # type: ignore[method-assign]
+    return hooked
 
 
 def command(arguments: list[str], stop_at: int | None = None, number: int = 0) -> None:
@@ -108,19 +118,6 @@ def exit_code(arguments: list[str], stop_at: int | None = None, number: int = 0)
     return ended(command, arguments, stop_at, number)
 
 
-def kill_at(step: int, metrics: Path, process: Any, is_alive: Callable[[], bool]) -> None:
-    """SIGKILL a little after the process reports a step, wherever it may be by then."""
-    known = metrics.stat().st_size if metrics.exists() else 0
-    while is_alive():
-        new = metrics.read_bytes()[known:] if metrics.exists() else b""
-        lines = [json.loads(line) for line in new.split(b"\n")[:-1]]  # the last one may grow yet
-        if any(line["kind"] == "train" and line["step"] >= step for line in lines):
-            break
-        time.sleep(0.001)
-    time.sleep(random.Random(step).uniform(0, 0.05))
-    process.kill()
-
-
 # --- ranks ---
 
 Seen = list[tuple[int, list[int]]]
@@ -130,23 +127,6 @@ Seen = list[tuple[int, list[int]]]
 def train(world: World, config: RunConfig, folder: Path) -> None:
     torch.set_num_threads(1)
     assert train_joined(config, folder, world).stopped is None
-
-
-def train_on(world: World, config: RunConfig, folder: Path, die_at: int | None) -> Seen:
-    """The ids that this rank updated with; they are written down as they come."""
-    seen: Seen = []
-    notes = folder.with_name(f"ids-{world.rank}.jsonl")
-
-    def note(_: TrainStep, batch: Any, step: int) -> None:
-        if step == die_at:
-            end_by(signal.SIGKILL)
-        seen.append((step, batch.ids.tolist()))
-        with open(notes, "a") as file:
-            file.write(json.dumps(seen[-1]) + "\n")
-
-    on_each_step(before=note)
-    train_joined(config, folder, world)
-    return seen
 
 
 def interleaved(ranks: list[Seen]) -> dict[int, list[int]]:
@@ -159,11 +139,6 @@ def interleaved(ranks: list[Seen]) -> dict[int, list[int]]:
             ids[rank :: len(parts)] = share
         stream[step] = ids.tolist()
     return stream
-
-
-def noted(folder: Path) -> dict[int, list[int]]:
-    paths = sorted(folder.glob("ids-*.jsonl"))
-    return interleaved([[json.loads(line) for line in p.read_text().splitlines()] for p in paths])
 
 
 def cut_off(whole: Path, folder: Path, step: int) -> Path:

@@ -51,10 +51,15 @@ def launch(function: Callable[..., None], size: int, *args: Any) -> list[int]:
 
 def end_by(number: int) -> None:
     """A signal to this process once the checkpoint under way is written, so that it has one."""
+    wait_for_writer()
+    os.kill(os.getpid(), number)
+
+
+def wait_for_writer() -> None:
+    """Wait until the checkpoint under way is written."""
     for thread in threading.enumerate():
         if thread.name == WRITER:
             thread.join()
-    os.kill(os.getpid(), number)
 
 
 @contextmanager

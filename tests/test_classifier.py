@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 from tests.command_line import newest, run
 from tests.data.test_orientation import pillow, tagged
+from tests.errors import raises
 from trainyard.classifier import Classifier, Guess, Picture, load
 from trainyard.data.index.build import open_index
 from trainyard.data.index.unlabelled import open_images
-from trainyard.errors import CheckpointError, DataError, RecipeError
 from trainyard.files import RunDirectory, find_checkpoint
 from trainyard.training.recorded import load_recorded
 
@@ -48,15 +48,15 @@ def test_image_by_image_as_in_the_evaluation(
     classifier = load(folder, ema=recorded.weights == "ema_")
     assert classifier.step == recorded.step
     guesses = [guesses[0] for guesses in classifier.predict(files_of(digits))]
-    assert [int(guess.name) for guess in guesses] == recorded.said.guess.tolist()
+    assert [int(guess.name) for guess in guesses] == recorded.scores.guess.tolist()
     # Batches of other sizes are summed in another order.
     near = 1e-4 if name == "averaged" else 2e-2
     found = [guess.probability for guess in guesses]
-    np.testing.assert_allclose(found, recorded.said.confidence, rtol=near)
+    np.testing.assert_allclose(found, recorded.scores.confidence, rtol=near)
     right = np.mean(
         [int(g.name) == label for g, label in zip(guesses, recorded.labels, strict=True)]
     )
-    assert right == recorded.said.evaluation().top1
+    assert right == recorded.scores.evaluation().top1
 
 
 @pytest.mark.parametrize("name", ["averaged", "bfloat16"])
@@ -100,7 +100,7 @@ def test_what_is_loaded(averaged: Path) -> None:
 
 def test_without_an_average_there_is_none_to_ask_for(finished: Path) -> None:
     assert not load(finished).uses_ema
-    with pytest.raises(CheckpointError, match="no moving average of the weights: leave --ema out"):
+    with raises("checkpoint.no-average"):
         load(finished, ema=True)
 
 
@@ -123,22 +123,20 @@ def test_of_several_averages_the_best_is_taken(
     behind = load(path, ema=0.999)
     for name, weight in load_file(path / "ema-0.999.safetensors").items():
         assert torch.equal(behind.model.state_dict()[name], weight)
-    with pytest.raises(CheckpointError, match=r"of decay 0\.5, but averages of 0\.0, 0\.2, 0\.999"):
+    with raises("checkpoint.no-such-average", decay=0.5):
         load(path, ema=0.5)
     capsys.readouterr()
     assert run("evaluate", path, "--ema-decay", "0.999", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert "top1" not in found
     assert (found["ema_0.999_top1"], found["samples"]) == (top1[0.999], 364)
-    assert run("evaluate", path) == 0
-    assert f"best average of the run's last evaluation: EMA {best}" in capsys.readouterr().out
 
 
 def test_a_damaged_checkpoint_is_not_used(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "run", symlinks=True)
     for file in (tmp_path / "run" / "checkpoints").glob("*/model.safetensors"):
         file.write_bytes(file.read_bytes()[:-1] + b"?")
-    with pytest.raises(CheckpointError, match="truncated or altered"):
+    with raises("checkpoint.file-altered", name="model.safetensors"):
         load(tmp_path / "run")
 
 
@@ -180,18 +178,18 @@ def test_one_image_is_a_list_of_one(averaged: Path, digits: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("wrong", "code"),
     [
-        (np.zeros((9, 9, 3), np.float32), r"image 1: an array of float32\[9, 9, 3\]: give uint8"),
-        (np.zeros((3, 9, 9), np.uint8), r"image 1: an array of uint8\[3, 9, 9\]: give uint8"),
-        (np.zeros((0, 9, 3), np.uint8), r"image 1: an array of uint8\[0, 9, 3\]"),
-        ([torch.zeros(3, 9, 9)], r"image 1: an image is a path, .*, not a Tensor"),
-        ([None], "image 1: an image is a path, .*, not a NoneType"),
-        (7, "an image is a path, .*, or several: not a int"),
+        (np.zeros((9, 9, 3), np.float32), "wrong-array"),
+        (np.zeros((3, 9, 9), np.uint8), "wrong-array"),
+        (np.zeros((0, 9, 3), np.uint8), "wrong-array"),
+        ([torch.zeros(3, 9, 9)], "wrong-type"),
+        ([None], "wrong-type"),
+        (7, "not-images"),
     ],
 )
-def test_what_is_no_image_is_one_line(wrong: Any, message: str, averaged: Path) -> None:
-    with pytest.raises(DataError, match=message):
+def test_what_is_no_image_is_refused(wrong: Any, code: str, averaged: Path) -> None:
+    with raises(f"image.{code}"):
         load(averaged).predict(wrong)
 
 
@@ -222,7 +220,7 @@ def test_an_image_of_16_bits_is_that_of_8(averaged: Path) -> None:
         [Image.fromarray(ramp), Image.fromarray((ramp >> 8).astype(np.uint8))]
     )
     assert torch.equal(deep, plain)
-    with pytest.raises(DataError, match=r"^image 1: grey of 32-bit integers"):
+    with raises("image.unreadable", name="image 1"):
         classifier.preprocess([Image.fromarray(ramp.astype(np.int32))])
 
 
@@ -250,11 +248,11 @@ def test_an_image_that_cannot_be_read_is_named(
 ) -> None:
     classifier, good = load(averaged), files_of(digits)[0]
     (tmp_path / "text.png").write_text("no image")
-    with pytest.raises(DataError, match=r"text\.png: not an image"):
+    with raises("image.unreadable", name=tmp_path / "text.png"):
         classifier.predict([good, tmp_path / "text.png"])
-    with pytest.raises(DataError, match=r"gone\.png: no such file or directory"):
+    with raises("image.unreadable", name=tmp_path / "gone.png"):
         classifier.predict([tmp_path / "gone.png"])
-    with pytest.raises(DataError, match="image 2: not an image"):
+    with raises("image.unreadable", name="image 2"):
         classifier.predict([good.read_bytes(), b"no image"])
 
 
@@ -285,7 +283,7 @@ def test_a_bad_image_counts_for_no_class(averaged: Path, digits: Path, tmp_path:
 def test_recipe_keys_can_be_others(averaged: Path, digits: Path) -> None:
     classifier = load(averaged, overrides={"data.eval_size": "24"})
     assert classifier.preprocess(files_of(digits)[:2]).shape == (2, 3, 24, 24)
-    with pytest.raises(RecipeError, match=r"data\.eval_siz"):
+    with raises("recipe.unknown-key", key="data.eval_siz"):
         load(averaged, overrides={"data.eval_siz": "24"})
 
 

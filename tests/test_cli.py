@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import SHORT, Capture, newest, shown
+from tests.command_line import SHORT, Capture, shown
 from trainyard.command_line import main, split_overrides
 from trainyard.config import all_keys, builtin_recipes, load_recipe
 
@@ -28,40 +28,54 @@ def test_an_override_may_be_negative_or_empty() -> None:
     }
 
 
+JSON = {
+    "train debug --data {data} --run {run} " + " ".join(map(repr, SHORT)): {
+        *("run", "step", "stopped", "last", "best"),
+    },
+    "evaluate {run}": {"samples", "top1", "top5", "loss", "data", "flip", "classes"},
+    "evaluate {run} --data {data}/val": {"samples", "top1", "data"},
+    "predict {run} {data}/val/3": {"checkpoint", "step", "weights", "images"},
+    "report {run} --out {new}.html": {"report", "bytes", "runs"},
+    "export {run} {new}.safetensors": {"exports"},
+    "estimate digits --device t4 --samples 1433": {"device", "runs"},
+    "data show {data}": {"train", "val"},
+    "data show {data}/val": {"format", "samples", "bytes", "classes", "per_class"},
+    "data index {data}/val": {"data"},
+    "recipes": {"recipe"},
+    "recipes --keys": {"key", "meaning"},
+}
+
+
+@pytest.mark.parametrize("command", JSON, ids=lambda command: command.split(" {")[0])
+def test_json_has_these_keys(
+    command: str, finished: Path, digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    places = {"run": finished, "data": digits, "new": tmp_path / "new"}
+    words = [word.format_map(places) for word in shlex.split(command)]
+    found = json.loads(shown(capsys, *words, "--json"))
+    first = found[0] if isinstance(found, list) else found
+    assert first.keys() >= JSON[command]
+
+
+@pytest.mark.parametrize(
+    "command", ["", "train", "launch local", "evaluate", "recipes", "data show", "report"]
+)
+def test_every_command_explains_itself(command: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*command.split(), "--help"])
+    assert ended.value.code == 0
+    assert f"usage: trainyard {command}".rstrip() in capsys.readouterr().out
+
+
 def test_train_prints_where_the_run_is(digits: Path, tmp_path: Path, capsys: Capture) -> None:
     train = ("train", "debug", "--data", digits, "--run", tmp_path / "run", *SHORT)
     *_, result, report = shown(capsys, *train).splitlines()
-    assert result.startswith("top-1 ")
-    assert result.endswith(f"the run is in {tmp_path / 'run'}")
-    assert report == f"its report: {tmp_path / 'run' / 'report.html'}"
+    assert result.endswith(f" {tmp_path / 'run'}")
+    assert report.endswith(f" {tmp_path / 'run' / 'report.html'}")
     # The same command again has nothing left to do, and writes no event.
     metrics = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    again, _ = shown(capsys, *train).splitlines()
-    assert again.startswith(f"{tmp_path / 'run'} is complete already: {result.split(' in ')[0]} in")
+    assert len(shown(capsys, *train).splitlines()) == 2
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
-
-
-def test_train_as_json(finished: Path, digits: Path, capsys: Capture) -> None:
-    train = ("train", "debug", "--data", digits, "--run", finished, *SHORT, "--json")
-    result = json.loads(shown(capsys, *train))
-    assert result["run"] == str(finished)
-    assert result["step"] == 2
-    assert result["stopped"] is None
-    assert 0 <= result["last"]["top1"] <= result["best"]["top1"] <= 1
-
-
-def test_evaluate(finished: Path, digits: Path, capsys: Capture) -> None:
-    result = json.loads(shown(capsys, "evaluate", finished, "--json"))
-    assert {"samples", "top1", "top5", "loss"} <= set(result)
-    assert result["samples"] == 364
-    assert 0 <= result["top1"] <= result["top5"] <= 1
-    assert json.loads(shown(capsys, "evaluate", newest(finished), "--json")) == result
-    table = shown(capsys, "evaluate", finished)
-    assert f"{result['top1']:.2%}" in table
-    # Other data: that of a data set's val, or a folder of classes.
-    assert json.loads(shown(capsys, "evaluate", finished, "--data", digits, "--json")) == result
-    other = shown(capsys, "evaluate", finished, "--data", digits / "train", "--json")
-    assert json.loads(other)["samples"] == 1433
 
 
 def test_data_show(digits: Path, capsys: Capture) -> None:
@@ -91,18 +105,10 @@ def test_class_names_are_shown_as_they_are(tmp_path: Path, capsys: Capture, digi
     assert "[-nothing]" in table
 
 
-def test_data_index(digits: Path, capsys: Capture) -> None:
-    found = json.loads(shown(capsys, "data", "index", digits / "val", "--json"))["data"]
-    assert found["samples"] == 364
-    assert Path(found["index"]).is_file()
-    assert len(found["fingerprint"]) == 64
-    assert "data: 364 samples, index in" in shown(capsys, "data", "index", digits / "val")
-
-
 def test_data_prepare(tmp_path: Path, capsys: Capture) -> None:
     for _ in range(2):  # what is there is left as it is
         said = shown(capsys, "data", "prepare", "digits", tmp_path / "digits")
-        assert said == f"{tmp_path / 'digits'}: 1,433 images to train, 364 to validate\n"
+        assert {"1,433", "364"} <= set(said.split())
 
 
 def test_recipes(capsys: Capture, tmp_path: Path) -> None:
@@ -150,13 +156,3 @@ def test_help_imports_nothing_heavy(command: list[str]) -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.startswith(" ".join(["usage: trainyard", *command]))
     assert result.stdout.endswith("\n[]\n")
-
-
-@pytest.mark.parametrize(
-    "command", ["", "train", "launch local", "evaluate", "recipes", "data show"]
-)
-def test_every_command_explains_itself(command: str, capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([*command.split(), "--help"])
-    assert ended.value.code == 0
-    assert f"usage: trainyard {command}".rstrip() in capsys.readouterr().out

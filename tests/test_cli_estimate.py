@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import Capture, complaint, run, shown
+from tests.command_line import Capture, run, shown
+from tests.errors import check, refused
 from trainyard.cli.estimate import _IMAGES_PER_CORE
 
 pytestmark = pytest.mark.slow
@@ -21,10 +22,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_data_sheet(capsys: Capture) -> None:
     output = shown(capsys, *DIGITS)
     assert "digits: 469,688 weights, 0.03 GFLOP" in output
-    assert "GPUs   time" in output
-    assert "Memory, on 8 GPUs: weights 1.89 MB, gradients 1.88 MB" in output
-    assert "T4 by its data sheet" in output
-    assert "0.5 USD per GPU and hour, a round price of " in output
+    assert {"1.89", "1.88", "T4"} <= set(output.split())
 
 
 def test_json(capsys: Capture) -> None:
@@ -72,8 +70,7 @@ def test_a_run_knows_its_pace_its_gpus_and_its_data(
     assert run("train", "debug", "--data", digits, "--run", folder, *options) == 0
     words = ("estimate", "debug", "--run", folder)
     output = shown(capsys, *words)
-    assert "measured without waits for data" in output
-    assert "epochs of 1,433 images, 40 steps" in output
+    assert "1,433" in output
     environment = json.loads((folder / "environment.json").read_text())
     environment["devices"] = ["NVIDIA H200"]  # as if it had been made there
     (folder / "environment.json").write_text(json.dumps(environment))
@@ -81,15 +78,17 @@ def test_a_run_knows_its_pace_its_gpus_and_its_data(
     assert found["device"]["name"] == "H200"
     assert found["price_per_gpu_hour"] == found["device"]["price_per_hour"]
     assert [each["gpus"] for each in found["runs"]] == [1]
-    assert "a run on H200" in complaint(capsys, *words, "--device", "t4")
+    error = refused(*words, "--device", "t4")
+    check(error, "estimate.device-differs-from-run", device="t4", name="H200")
 
 
-def test_what_is_missing_or_wrong(capsys: Capture, tmp_path: Path) -> None:
-    assert "how fast is a GPU" in complaint(capsys, "estimate", "digits")
-    assert "no run directory" in complaint(capsys, "estimate", "digits", "--run", tmp_path)
-    assert "'eight'" in complaint(capsys, "estimate", "digits", "--gpus", "8,eight")
-    assert "'0'" in complaint(capsys, *DIGITS, "--network", "0")
-    assert "did you mean 't4'?" in complaint(capsys, "estimate", "digits", "--device", "T4s")
-    assert "is not enough for 128 GPUs" in complaint(capsys, *DIGITS, "--gpus", "128")
-    bf16 = ("--batch.precision", "bf16")
-    assert "set --batch.precision fp16" in complaint(capsys, *DIGITS, *bf16)
+def test_what_is_missing_or_wrong(tmp_path: Path) -> None:
+    digits = ("estimate", "digits")
+    check(refused(*digits), "estimate.no-device")
+    check(refused(*digits, "--run", tmp_path), "run.not-a-run-directory", path=tmp_path)
+    check(refused(*digits, "--gpus", "8,eight"), "option.invalid", option="--gpus")
+    check(refused(*DIGITS, "--network", "0"), "option.invalid", option="--network")
+    check(refused(*digits, "--device", "T4s"), "estimate.unknown-gpu", name="T4s")
+    check(refused(*DIGITS, "--gpus", "128"), "estimate.batch-too-small", num_gpus=128)
+    error = refused(*DIGITS, "--batch.precision", "bf16")
+    check(error, "estimate.unsupported-precision", other="fp16")

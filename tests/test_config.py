@@ -1,6 +1,5 @@
 """Recipes: read, inherited, overridden, checked strictly, compared, written back."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -8,6 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 import torch
 
+from tests.errors import raises
 from trainyard.compare import PRACTICAL, differences
 from trainyard.config import (
     RunConfig,
@@ -17,7 +17,6 @@ from trainyard.config import (
     load_recipe,
     to_toml,
 )
-from trainyard.errors import RecipeError
 from trainyard.image_size import height_width
 from trainyard.run.build import build_run_model
 
@@ -106,10 +105,8 @@ def test_none_leaves_an_optional_key_unset(tmp_path: Path) -> None:
             section, name = key.split(".")
             config = load_recipe("debug", {key: "none"})
             assert getattr(getattr(config, section), name) is None
-    with pytest.raises(RecipeError, match=r'^model\.checkpoint = "": write none'):
+    with raises("recipe.empty-value", key="model.checkpoint"):
         load_recipe("finetune", {"model.checkpoint": ""})
-    with pytest.raises(RecipeError, match=r"optim\.lr"):
-        load_recipe("debug", {"optim.lr": "none"})
 
 
 def test_an_override_beats_the_recipe_and_leaves_the_rest() -> None:
@@ -118,57 +115,81 @@ def test_an_override_beats_the_recipe_and_leaves_the_rest() -> None:
 
 
 @pytest.mark.parametrize(
-    "tree",
+    ("key", "value"),
     [
-        {"batch": {"size": "64"}},
-        {"batch": {"size": True}},
-        {"batch": {"size": 64.0}},
-        {"batch": {"size": None}},
-        {"batch": {"micro": True}},
-        {"optim": {"lr": "0.1"}},
-        {"optim": {"lr": True}},
-        {"optim": {"lr": float("nan")}},
-        {"optim": {"lr": float("inf")}},
-        {"optim": {"nesterov": 1}},
-        {"optim": {"nesterov": "true"}},
-        {"optim": {"betas": [0.9]}},
-        {"optim": {"betas": [0.9, 0.9, 0.9]}},
-        {"optim": {"betas": 0.9}},
-        {"optim": {"name": "Adamw"}},
-        {"optim": {"nesterov": True, "momentum": 0.0}},
-        {"model": {"name": 50}},
-        {"model": []},
-        {"model": {"drop_path": 1}},
-        {"run": {"length": 90}},
-        {"run": {"seed": -1}},
-        {"run": {"seed": 2**31}},
-        {"run": {"keep": 0}},
-        {"data": {"std": [1, 1, 0]}},
-        {"data": {"max_bad": 1.5}},
-        {"augment": {"scale": [0.5, 0.1]}},
-        {"augment": {"ratio": [0, 1]}},
-        {"nothing": {}},
-        {"model": {"nothing": 1}},
+        ("batch.size", "64"),
+        ("batch.size", True),
+        ("batch.size", 64.0),
+        ("batch.size", None),
+        ("batch.micro", True),
+        ("optim.lr", "0.1"),
+        ("optim.lr", True),
+        ("optim.lr", float("nan")),
+        ("optim.lr", float("inf")),
+        ("optim.nesterov", 1),
+        ("optim.nesterov", "true"),
+        ("optim.betas", [0.9]),
+        ("optim.betas", [0.9, 0.9, 0.9]),
+        ("optim.betas", 0.9),
+        ("optim.name", "Adamw"),
+        ("model.name", 50),
+        ("model.drop_path", 1),
+        ("run.length", 90),
+        ("run.seed", -1),
+        ("run.seed", 2**31),
+        ("run.keep", 0),
+        ("data.std", [1, 1, 0]),
+        ("data.max_bad", 1.5),
+        ("augment.scale", [0.5, 0.1]),
+        ("augment.ratio", [0, 1]),
     ],
-    ids=repr,
 )
-def test_what_is_not_exactly_right_is_refused(tree: dict[str, object]) -> None:
-    with pytest.raises(RecipeError):
-        check(tree)
+def test_what_is_not_exactly_right_is_refused(key: str, value: object) -> None:
+    section, name = key.split(".")
+    with raises("recipe.invalid-value", key=key):
+        check({section: {name: value}})
 
 
 @pytest.mark.parametrize(
-    ("average", "complaint"),
+    ("key", "text"),
     [
-        ({"topology": "ring"}, "\"ring\": is for average.name = 'gossip', not 'allreduce'"),
-        ({"name": "sharded", "compress": "bf16"}, "is for average.name = 'allreduce' or 'gossip'"),
-        ({"name": "gossip", "compress": "fp16"}, "average.name = 'gossip' takes bf16"),
-        ({"name": "sharded", "every": 4}, "is for average.name = 'periodic', not 'sharded'"),
+        ("optim.lr", "high"),
+        ("optim.lr", "0"),
+        ("optim.lr", "none"),  # no optional key
+        ("optim.name", "adamww"),
+        ("optim.betas", "0.9,1"),
+        ("batch.size", "64x"),
+        ("batch.micro", "0"),
+        ("batch.precision", "fp8"),
+        ("run.length", "5 years"),
+        ("run.length", "0 steps"),
+        ("run.length", "50%"),
+        ("augment.scale", "0.5"),
+        ("augment.color_jitter", "1"),
     ],
 )
-def test_keys_of_another_averager_are_refused(average: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(RecipeError, match=re.escape(complaint)):
+def test_a_text_that_is_no_value_is_refused(key: str, text: str) -> None:
+    with raises("recipe.invalid-value", key=key):
+        load_recipe("debug", {key: text})
+
+
+@pytest.mark.parametrize(
+    ("key", "average"),
+    [
+        ("average.topology", {"topology": "ring"}),
+        ("average.compress", {"name": "sharded", "compress": "bf16"}),
+        ("average.compress", {"name": "gossip", "compress": "fp16"}),
+        ("average.every", {"name": "sharded", "every": 4}),
+    ],
+)
+def test_keys_of_another_averager_are_refused(key: str, average: dict[str, Any]) -> None:
+    with raises("recipe.invalid-value", key=key):
         check({"average": average})
+
+
+def test_keys_that_need_another_are_refused() -> None:
+    with raises("recipe.invalid-value", key="optim.nesterov"):
+        check({"optim": {"nesterov": True, "momentum": 0.0}})
 
 
 # --- extends ---
@@ -187,9 +208,7 @@ def test_an_old_key_is_read_by_its_new_name(recipe: RecipeWriter) -> None:
     child = recipe("new.toml", 'extends = "old.toml"\n[run]\nhang_timeout = 80\n')
     assert load_recipe(child).run.hang_timeout == 80
     both = recipe("both.toml", "[run]\nmax_silence = 60\nhang_timeout = 90\n")
-    with pytest.raises(
-        RecipeError, match=r"both\.toml: run\.max_silence is the old name of run\.h"
-    ):
+    with raises("recipe.key-under-two-names", old_key="run.max_silence", key="run.hang_timeout"):
         load_recipe(both)
 
 
@@ -197,7 +216,7 @@ def test_a_key_that_is_gone_is_dropped_from_the_recipes_of_older_runs(
     recipe: RecipeWriter,
 ) -> None:
     assert load_recipe(recipe("old.toml", "[watch]\ntrackio = false\n")) == RunConfig()
-    with pytest.raises(RecipeError, match=r"unknown recipe key 'watch\.trackio'"):
+    with raises("recipe.invalid-file"):
         load_recipe(recipe("old.toml", "[watch]\ntrackio = true\n"))
 
 
@@ -217,7 +236,7 @@ def test_a_file_may_extend_the_builtin_recipe_of_its_name(recipe: RecipeWriter) 
 
 def test_recipes_that_extend_each_other(recipe: RecipeWriter) -> None:
     recipe("a.toml", 'extends = "b.toml"\n')
-    with pytest.raises(RecipeError, match=r"b\.toml: extends itself by way of a\.toml"):
+    with raises("recipe.extends-itself", name="a.toml"):
         load_recipe(recipe("b.toml", 'extends = "a.toml"\n'))
 
 
@@ -355,6 +374,7 @@ def test_every_key_is_explained() -> None:
 # --- built-in recipes ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILTIN)
 def test_a_builtin_recipe_builds_its_model(name: str) -> None:
     """On the meta device: shapes without data, so that large models take no time."""

@@ -4,7 +4,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import stat
 import tracemalloc
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any
 import pytest
 
 from tests.command_line import SHORT, run
+from tests.errors import check, raises
 from tests.full_disk import full_disk
-from trainyard.errors import DiskError, InputError, TrainyardError
+from trainyard.errors import DiskError, TrainyardError
 from trainyard.files import (
     JsonLines,
     RunDirectory,
@@ -172,7 +172,7 @@ def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for name in ("HOME", "XDG_CACHE_HOME", "TRAINYARD_CACHE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 54321)
-    with pytest.raises(InputError, match="user 54321 has no home folder: set HOME, or TRAINYARD"):
+    with raises("file.no-home", user=54321):
         cache_folder()
 
 
@@ -189,16 +189,13 @@ def test_the_files_of_a_run_are_as_promised() -> None:
 
 # --- a full disk ---
 
-FREE = r"\d[\d,.]* (MB|bytes) free"
-
 
 def test_a_full_disk_is_told_of_with_the_bytes_needed_and_free(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_text(path, "old")
     with full_disk(1000), pytest.raises(DiskError) as caught:
         write_text(path, "n" * 5000)
-    said = f"{path}: File too large: 5,000 bytes needed, {FREE}; raise the limit of `ulimit -f`"
-    assert re.match(said, str(caught.value))
+    assert "5,000 bytes" in str(caught.value)
     assert isinstance(caught.value, TrainyardError | OSError)
     assert (caught.value.exit_code, caught.value.errno) == (1, errno.EFBIG)
     assert path.read_text() == "old"
@@ -207,8 +204,7 @@ def test_a_full_disk_is_told_of_with_the_bytes_needed_and_free(tmp_path: Path) -
 
 def test_of_a_file_of_unknown_size_it_is_told_how_much_was_written(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    said = "more than 1,000 bytes needed"
-    with full_disk(1000), pytest.raises(DiskError, match=said), atomic_write(path) as file:
+    with full_disk(1000), raises("disk.full", path=path), atomic_write(path) as file:
         file.write(bytes(5000))
     assert names(tmp_path) == []
 
@@ -216,7 +212,7 @@ def test_of_a_file_of_unknown_size_it_is_told_how_much_was_written(tmp_path: Pat
 def test_a_line_for_which_there_is_no_room_leaves_none(tmp_path: Path) -> None:
     lines = JsonLines(tmp_path / "lines")
     lines.append({"step": 1})
-    with full_disk(20), pytest.raises(DiskError, match=r"lines: File too large: 3\d bytes needed"):
+    with full_disk(20), raises("disk.full", path=tmp_path / "lines"):
         lines.append({"step": 2, "message": "no room"})
     assert (tmp_path / "lines").read_text() == '{"step": 1}\n'
     lines.append({"step": 2})
@@ -226,13 +222,15 @@ def test_a_line_for_which_there_is_no_room_leaves_none(tmp_path: Path) -> None:
 def test_a_device_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = JsonLines(tmp_path / "lines")
     monkeypatch.setattr("trainyard.files.open_own", lambda _, flags: os.open("/dev/full", flags))
-    with pytest.raises(DiskError, match="lines: No space left on device: 12 bytes needed"):
+    with raises("disk.full", path=tmp_path / "lines"):
         lines.append({"step": 1})
 
 
 def test_a_read_only_disk(tmp_path: Path) -> None:
     error = OSError(errno.EROFS, os.strerror(errno.EROFS), str(tmp_path / "part"))
-    assert str(disk_error(error, tmp_path / "a")) == f"{tmp_path}/a: Read-only file system"
+    found = disk_error(error, tmp_path / "a")
+    assert found is not None
+    check(found, "disk.read-only", path=tmp_path / "a")
 
 
 def test_other_errors_are_not_those_of_a_disk(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainyard.errors import InputError
+from tests.errors import raises
 from trainyard.hardware import accelerators, find_accelerator, named_accelerator, prices_of
 
 
@@ -58,5 +58,5 @@ def test_figures_are_of_the_right_size(key: str) -> None:
 
 
 def test_an_unknown_name() -> None:
-    with pytest.raises(InputError, match="'h100' is not a known GPU; did you mean 'h100-sxm'"):
+    with raises("estimate.unknown-gpu", name="h100"):
         named_accelerator("h100")

@@ -1,17 +1,14 @@
-"""One did-you-mean engine: near misses, and other trainers' names for keys and options."""
+"""Suggestions: near misses, and other trainers' names for keys and options."""
 
 import re
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 
 from tests.docs.pages import DOCS, options_of_training, rows_beside_ours
-from trainyard import hints
 from trainyard.config import RunConfig, all_keys, override
 from trainyard.hints import (
     closest,
-    did_you_mean,
     foreign_names,
     from_other_trainer,
     ignoring_punctuation,
@@ -19,7 +16,6 @@ from trainyard.hints import (
     nearest,
 )
 
-PACKAGE = Path(hints.__file__).parent
 VALUES = {"augment.randaugment": "rand-m9-n2", "optim.betas": "0.9,0.95", "model.name": "resnet50"}
 VALUES |= {"augment.label_smoothing": "0.1"}
 VALUES |= {"optim.name": "adamw", "schedule.name": "cosine", "augment.erasing_mode": "pixel"}
@@ -52,14 +48,6 @@ def test_names_that_are_the_same_come_before_similar_ones() -> None:
     assert closest("val", ["value", "data.val"]) == ["data.val"]
 
 
-def test_the_text_of_a_hint() -> None:
-    known = ["cifar10", "cifar100", "digits"]
-    assert did_you_mean("digit", known) == "; did you mean 'digits'?"
-    assert did_you_mean("cifar", known) == "; did you mean 'cifar10' or 'cifar100'?"
-    assert did_you_mean("cifar", known, most=1) == "; did you mean 'cifar10'?"
-    assert did_you_mean("mnist", known) == ""
-
-
 def test_patterns_that_are_suggested_fit() -> None:
     names = ["stem.weight", "blocks.0.weight", "head.bias"]
     assert near_pattern("block.*", names) == "; did you mean 'blocks.*'?"
@@ -87,8 +75,3 @@ def test_the_documentation_maps_them_in_the_same_way(trainer: str) -> None:
     ours_of = {flag: key for flag, key in keys.items() if key and key != "CUDA_VISIBLE_DEVICES"}
     assert len(ours_of) > 10
     assert [flag for flag, key in ours_of.items() if key not in documented[flag]] == []
-
-
-def test_there_is_one_engine() -> None:
-    users = [path for path in PACKAGE.rglob("*.py") if "difflib" in path.read_text()]
-    assert [path.name for path in users] == ["hints.py"]

@@ -68,8 +68,7 @@ def test_remarks_print_no_name_raw(tmp_path: Path, capsys: Capture) -> None:
     write_files(tmp_path / HIDES, ["train/cat/1.jpg", f"train/cat/.{HIDES}.jpg", "dataset.json"])
     assert run("data", "show", f"{tmp_path}/{HIDES}/train") == 0
     said = capsys.readouterr().err
-    assert f"left out: 1 hidden (cat/.{SHOWN}.jpg)" in said
-    assert f"{SHOWN}/dataset.json: not written by Trainyard" in said
+    assert f"cat/.{SHOWN}.jpg" in said and f"{SHOWN}/dataset.json" in said
     assert not set("\x1b\r\u202e") & set(said)
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import trainyard
+from tests.errors import raises
 from tests.spawn import launch
-from trainyard.errors import DataError, InputError, RecipeError
 from trainyard.world import World
 
 PAGE = (Path(__file__).parent.parent / "docs" / "library.md").read_text()
@@ -76,6 +76,7 @@ def test_the_loop_is_short_and_learns(capsys: pytest.CaptureFixture[str]) -> Non
     assert float(top1) > 90
 
 
+@pytest.mark.slow
 def test_a_killed_loop_goes_on_with_the_same_batches_to_the_same_weights(here: Path) -> None:
     short = {STOP: "stop = 0, 100\n"}
     whole: Seen = {}
@@ -92,6 +93,7 @@ def test_a_killed_loop_goes_on_with_the_same_batches_to_the_same_weights(here: P
         assert torch.equal(weights, again["model"].state_dict()[name])
 
 
+@pytest.mark.slow
 def test_the_ranks_share_out_the_batches_of_one() -> None:
     shares: list[Seen] = [{}, {}]
     whole: Seen = {}
@@ -132,13 +134,14 @@ def test_two_ranks_train_as_one(here: Path) -> None:
 # --- the calls ---
 
 
+@pytest.mark.slow
 def test_the_calls_of_the_page(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
     exec(changed(BLOCKS["api"], {'"8 epochs"': '"20 steps"'}), names)
-    outcome, said = names["outcome"], names["said"]
+    outcome, scores = names["outcome"], names["scores"]
     assert (outcome.step, outcome.stopped) == (20, None)
     found = trainyard.evaluate("runs/api")
-    assert found["top1"] == outcome.best["top1"] == (said.place == 1).mean()
+    assert found["top1"] == outcome.best["top1"] == (scores.place == 1).mean()
     assert found["samples"] == len(trainyard.open_index("data/digits/val"))
     assert found["data"] == "data/digits/val"
     history = trainyard.history("runs/api")
@@ -162,18 +165,18 @@ def test_a_recipe_may_be_at_hand_and_data_a_path(here: Path) -> None:
     assert recorded.model == recipe.model
 
 
-def test_mistakes_are_said_in_one_line(here: Path) -> None:
-    with pytest.raises(RecipeError, match=r"'optim.lrr'; did you mean 'optim.lr'\?"):
+def test_mistakes_are_errors_of_ours(here: Path) -> None:
+    with raises("recipe.unknown-key", key="optim.lrr"):
         trainyard.train("debug", "run", overrides={"optim.lrr": 0.1})
-    with pytest.raises(RecipeError, match=r"optim\.lr = \"fast\""):
+    with raises("recipe.invalid-value", key="optim.lr"):
         trainyard.train("debug", "run", overrides={"optim.lr": "fast"})
-    with pytest.raises(DataError, match="nowhere"):
+    with raises("data.not-found", path="nowhere"):
         trainyard.train("debug", "run", data="nowhere")
-    with pytest.raises(InputError, match="run: neither a run directory nor a checkpoint"):
+    with raises("checkpoint.wrong-path", path="run"):
         trainyard.evaluate("run")
-    with pytest.raises(InputError, match=r"metrics.jsonl: cannot be read"):
+    with raises("file.unreadable", path="run/metrics.jsonl"):
         trainyard.history("run")
-    with pytest.raises(DataError, match="no predictions yet"):
+    with raises("run.no-predictions"):
         trainyard.predictions("run")
     assert not (here / "run").exists()
 
@@ -182,13 +185,13 @@ def test_predictions_have_names_and_whole_numbers(finished: Path) -> None:
     """A matrix of labels and guesses needed casts, and the names came from elsewhere."""
     found = trainyard.predictions(finished)
     matrix = np.zeros((10, 10), int)
-    np.add.at(matrix, (found.labels, found.said.guess), 1)
+    np.add.at(matrix, (found.labels, found.scores.guess), 1)
     assert matrix.sum() == 364
     assert found.classes == tuple("0123456789")
 
 
 def test_keys_that_change_no_evaluation_are_refused(finished: Path) -> None:
-    with pytest.raises(RecipeError, match=r"optim\.lr changes nothing about an evaluation"):
+    with raises("recipe.key-without-effect", key="optim.lr"):
         trainyard.evaluate(finished, overrides={"optim.lr": 0.1})
     usual = trainyard.evaluate(
         finished, data=trainyard.load_recipe(f"{finished}/recipe.toml").data.val
@@ -205,16 +208,11 @@ def test_every_public_name_is_there_and_says_what_it_is(name: str) -> None:
     assert name in dir(trainyard)
 
 
-def test_importing_is_light_and_training_stays_callable() -> None:
+def test_importing_is_light() -> None:
     program = """
-import inspect, sys
+import sys
 import trainyard
 heavy = {"torch", "timm", "numpy", "rich", "pydantic"} & set(sys.modules)
 assert not heavy, heavy
-import trainyard.training.losses as losses
-assert losses.build_loss and callable(trainyard.train)
-assert list(inspect.signature(trainyard.train).parameters)[:2] == ["recipe", "run"]
-from trainyard import train
-assert train.__doc__.startswith("Train a recipe in a run directory")
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

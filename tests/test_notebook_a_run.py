@@ -12,7 +12,7 @@ from PIL import Image
 import trainyard
 from tests.notebooks import executed, read
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.night
 
 pytest.importorskip("nbclient", reason="needs nbclient and ipykernel: make .venv/.peers")
 nbformat = pytest.importorskip("nbformat")
@@ -43,7 +43,7 @@ def test_it_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.Monk
     assert "\x1b" not in printed
 
     run = tmp_path / "runs" / "a-run"
-    said = trainyard.predictions(run).said
+    said = trainyard.predictions(run).scores
     assert f"{(said.place > 1).sum()} of 364 images are wrong" in printed
     (last,) = re.findall(r"loss (?:\S+) at first, (\S+) at the end", printed)
     assert float(last) < 1

@@ -1,29 +1,20 @@
 """Runs whose global batch and image size change on the way, and what a feed gives in them."""
 
-import json
 import os
-import shutil
-import signal
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
-from tests.command_line import newest, run
-from tests.runs import (
-    NUM_STEPS,
-    OPTIONS,
-    assert_same_end,
-    curve,
-    exit_code,
-    of_digits,
-    on_each_step,
-)
-from tests.runs import words as words_of
-from tests.spawn import end_by, spawn, train_joined
+from tests.cuts import Killed, cut
+from tests.errors import raises, refused
+from tests.runs import NUM_STEPS, OPTIONS, curve, hooked, of_digits
+from tests.spawn import spawn, train_joined
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.batch import Keys
 from trainyard.data.device.feed import TrainingFeed
@@ -31,8 +22,8 @@ from trainyard.data.index.build import open_index
 from trainyard.data.index.table import Index
 from trainyard.data.order import training_plan
 from trainyard.data.sampler.plan import ShuffledPlan
-from trainyard.errors import RecipeError
 from trainyard.run.build import build_feeds, build_run_course, check_batches
+from trainyard.run.trainer import train
 from trainyard.training.step import TrainStep
 from trainyard.world import World
 
@@ -61,10 +52,6 @@ def recipe(digits: Path, **changes: str) -> RunConfig:
     return load_recipe("debug", CHANGING | of_digits(digits) | changes)
 
 
-def words(digits: Path, folder: Path) -> list[str]:
-    return words_of(digits, folder, CHANGING)
-
-
 def expected_batches(first: int = 0, skipped: int = 0) -> list[list[int]]:
     """The ids of every step from `first` on, cut by hand out of the one stream of the plan."""
     start, stop = SAMPLES[first] + skipped, SAMPLES[-1] + skipped
@@ -80,37 +67,17 @@ def test_the_numbers_above(digits: Path) -> None:
     assert SAMPLES[EPOCH_STEP] < EPOCH < SAMPLES[EPOCH_STEP + 1]
 
 
-# --- one rank: cut off and resumed, bit for bit ---
+# --- one rank: that it resumes is in training/test_resume_contract.py ---
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("phases") / "run"
-    assert exit_code(words(digits, folder)) == 0
+    train(recipe(digits), folder, world=World(), console=Console(quiet=True))
     return folder
 
 
-CUTS = {
-    "killed in the third phase": (13, signal.SIGKILL),  # goes on from step 10, in the second
-    "stopped at the end of a phase": (18, signal.SIGTERM),
-    "killed in the last": (23, signal.SIGKILL),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("cut", CUTS)
-def test_a_run_that_was_cut_off_ends_as_if_it_had_not(
-    cut: str, uninterrupted: Path, digits: Path, tmp_path: Path
-) -> None:
-    step, number = CUTS[cut]
-    arguments = words(digits, tmp_path / "run")
-    expected = -signal.SIGKILL if number == signal.SIGKILL else 130
-    assert exit_code(arguments, stop_at=step, number=number) == expected
-    assert 5 <= int(newest(tmp_path / "run").name.removeprefix("step-")) <= step
-    assert exit_code(arguments) == 0
-    assert_same_end(tmp_path / "run", uninterrupted)
-
-
 def test_reports_count_samples_and_epochs(uninterrupted: Path) -> None:
     rows = curve(uninterrupted, "train", "samples", "epoch")
     assert rows == {
@@ -118,6 +85,7 @@ def test_reports_count_samples_and_epochs(uninterrupted: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_reports_have_the_rates(uninterrupted: Path) -> None:
     rows = curve(uninterrupted, "train", "drop_path", "weight_decay")
     # Of the step before: the report of step 17 is about the 17th batch, which begins in epoch 0.
@@ -132,19 +100,17 @@ def test_reports_have_the_rates(uninterrupted: Path) -> None:
 # --- several ranks: the ids that the plan gives ---
 
 
-def watch(world: World, config: RunConfig, folder: Path, die_at: int | None) -> list[Row]:
-    """What this rank updates with, step by step; written down as well, for after its death."""
+def watch(world: World, config: RunConfig, folder: Path, die_after: int | None) -> list[Row]:
+    """What this rank updates with, step by step."""
     torch.set_num_threads(1)
     seen: list[Row] = []
 
     def note(_: TrainStep, batch: Any, step: int) -> None:
-        if step == die_at:
-            end_by(signal.SIGKILL)
         seen.append((step, batch.ids.tolist(), batch.images_BCHW.shape[-1]))
-        folder.with_name(f"rows-{world.rank}.json").write_text(json.dumps(seen))
 
-    on_each_step(before=note)
-    train_joined(config, folder, world)
+    ending = nullcontext() if die_after is None else cut("killed in a step", die_after)
+    with hooked(before=note), ending, suppress(Killed):
+        train_joined(config, folder, world)
     return seen
 
 
@@ -161,20 +127,12 @@ def merged(ranks: list[list[Row]]) -> dict[int, tuple[list[int], int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "again"), [(2, 3), (3, 2)])
-def test_ranks_see_the_plan_in_every_phase(
-    size: int, again: int, digits: Path, tmp_path: Path
-) -> None:
-    """Killed in the fourth phase, and gone on with by another number of them."""
+def test_ranks_see_the_plan_in_every_phase(digits: Path, tmp_path: Path) -> None:
+    """Two, killed in the fourth phase, and gone on with by three."""
     expected = dict(enumerate(zip(expected_batches(), SIZES, strict=True)))
-    (tmp_path / "first").mkdir()
-    with pytest.raises(AssertionError):
-        spawn(watch, size, recipe(digits), tmp_path / "first" / "run", 17)
-    notes = [tmp_path / "first" / f"rows-{rank}.json" for rank in range(size)]
-    before = merged([json.loads(path.read_text()) for path in notes])
+    before = merged(spawn(watch, 2, recipe(digits), tmp_path / "run", 17))
     assert before == {step: expected[step] for step in range(17)}
-    shutil.copytree(tmp_path / "first" / "run", tmp_path / "run", symlinks=True)
-    after = merged(spawn(watch, again, recipe(digits), tmp_path / "run", None))
+    after = merged(spawn(watch, 3, recipe(digits), tmp_path / "run", None))
     assert min(after) in (15, 16)  # saved at 15, and at 16 if that evaluation was the best
     assert after == {step: expected[step] for step in range(min(after), NUM_STEPS)}
     epoch = [sample for ids, _ in (before | after).values() for sample in ids][:EPOCH]
@@ -285,7 +243,7 @@ def test_a_later_batch_that_is_smaller_than_the_number_of_replicas(digits: Path)
     )
     course = build_run_course(config, EPOCH)
     check_batches(config, course, World(0, 2, 0, 2))
-    with pytest.raises(RecipeError, match=r"^schedule\.batch_size = 2 is smaller than .* \(3\)"):
+    with raises("recipe.batch-below-replicas", key="schedule.batch_size", num_replicas=3):
         check_batches(config, course, World(0, 3, 0, 3))
 
 
@@ -298,9 +256,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("key", REFUSED)
 def test_a_schedule_that_cannot_be_leaves_no_directory(
-    key: str, digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    key: str, digits: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    assert run("train", "debug", "--data", digits, "--run", folder, f"--{key}", REFUSED[key]) == 2
-    assert key in capsys.readouterr().err
+    error = refused("train", "debug", "--data", digits, "--run", folder, f"--{key}", REFUSED[key])
+    assert key in str(error)
     assert not folder.exists()

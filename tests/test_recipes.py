@@ -1,8 +1,7 @@
-"""Every built-in recipe: its head, its full model, its schedule, and two steps of it in small."""
+"""Every built-in recipe: its full model, its schedule, and two steps of it in small."""
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +41,6 @@ MILLIONS = {
     "vit-s16-90ep": 22.0,
     "deit3-small": 22.1,
 }
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_it_opens_with_what_a_user_asks(name: str) -> None:
-    comment = builtin_recipes()[name].read_text().split("\n\n")[0]
-    assert all(line.startswith("#") and len(line) <= 105 for line in comment.splitlines())
-    assert re.search(rf"^#   trainyard (train|launch local) {name}\b", comment, re.MULTILINE)
-    said = re.search(r"^# Top-1  +(.*)", comment, re.MULTILINE)
-    is_measured = name in ("digits", "debug", "fashion-mnist", "finetune", "photos")
-    for word in ("Hardware", "Time", *(() if is_measured else ("Expected",))):
-        assert re.search(rf"^# {word}  +\w", comment, re.MULTILINE)
-    assert said is not None
-    if name not in ("digits", "debug"):
-        assert re.search(r"^# Source  +\w", comment, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("name", "millions"), MILLIONS.items())
@@ -106,8 +91,11 @@ def in_small(name: str, digits: Path) -> RunConfig:
     return load_recipe(name, changes)
 
 
+RARE = {*NAMES} - {"digits", "resnet50-a1", "deit3-small"}  # one each of the families
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", tiered(NAMES, quick=["digits"]))
+@pytest.mark.parametrize("name", tiered(NAMES, quick=["digits"], night=RARE))
 def test_two_steps_of_it_in_small(name: str, digits: Path, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     config = in_small(name, digits)

@@ -37,7 +37,7 @@ def test_predictions_and_the_evaluation_agree(wide: Path, digits: Path) -> None:
     assert recorded is not None
     files = sorted((digits / "val").glob("*/*"))[:64]
     guesses = [best.probability for (best, *_) in load(wide).predict(files)]
-    np.testing.assert_allclose(guesses, recorded.said.confidence[:64], rtol=1e-4)
+    np.testing.assert_allclose(guesses, recorded.scores.confidence[:64], rtol=1e-4)
 
 
 def test_timm_prepares_images_for_an_export_as_the_run_does(

@@ -4,7 +4,8 @@ Equal to the last bit: see "The specification of a run" in docs/architecture.md.
 """
 
 import json
-import subprocess
+import os
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ import torch
 from safetensors.torch import load_file
 
 from tests.command_line import run
+from tests.spawn import launch
 from tests.tiers import tiered
+from trainyard.command_line import end
+from trainyard.world import World
 
 pytestmark = pytest.mark.slow
 
 REFERENCE = Path(__file__).parent.parent / "examples/reference.py"
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 SMALL = {"data.image_size": "32", "run.length": "30 steps", "batch.size": "96"}
 # Recipe, ranks, and keys that make it small or add what no small recipe has.
@@ -70,8 +73,22 @@ RUNS: dict[str, tuple[str, int, dict[str, str]]] = {
     ),
 }
 
+NIGHT = ("accumulated-adam", "gossip-on-four-ranks", "whitened-sgd-bf16", "lamb-mixup-bf16")
 
-@pytest.mark.parametrize("name", tiered(RUNS, night=["accumulated-adam", "gossip-on-four-ranks"]))
+
+def command(world: World, words: list[str]) -> None:
+    """`trainyard` as one of a launcher's ranks."""
+    end(run(*words))
+
+
+def reference(world: World, words: list[str], stderr: Path) -> None:
+    """`python examples/reference.py` as one of a launcher's ranks."""
+    os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT), 2)
+    sys.argv = [str(REFERENCE), *words]
+    runpy.run_path(str(REFERENCE), run_name="__main__")
+
+
+@pytest.mark.parametrize("name", tiered(RUNS, night=NIGHT))
 def test_equals_a_run_to_the_last_bit(name: str, digits: Path, tmp_path: Path) -> None:
     recipe, ranks, keys = RUNS[name]
     keys = {
@@ -83,11 +100,11 @@ def test_equals_a_run_to_the_last_bit(name: str, digits: Path, tmp_path: Path) -
         **keys,
     }
     options = [word for key, value in keys.items() for word in (f"--{key}", value)]
-    launch = ["launch", "local", "--ranks", ranks] if ranks > 1 else ["train"]
-    assert run(*launch, recipe, *options, "--run", tmp_path / "run", "--json") == 0
-    launcher = [*TORCHRUN, str(ranks)] if ranks > 1 else []
-    words = [str(REFERENCE), str(tmp_path / "run/recipe.toml"), str(tmp_path / "reference")]
-    subprocess.run([sys.executable, *launcher, *words], check=True)
+    ours = ["train", recipe, *options, "--run", str(tmp_path / "run"), "--json"]
+    assert launch(command, ranks, ours) == [0] * ranks
+    theirs = [str(tmp_path / "run/recipe.toml"), str(tmp_path / "reference")]
+    ends = launch(reference, ranks, theirs, tmp_path / "stderr")
+    assert ends == [0] * ranks, (tmp_path / "stderr").read_text()
 
     expected = reports(tmp_path / "run")
     assert len(expected) >= 5
@@ -101,14 +118,9 @@ def test_equals_a_run_to_the_last_bit(name: str, digits: Path, tmp_path: Path) -
 def test_ends_at_a_key_that_it_does_not_know(tmp_path: Path) -> None:
     """A reference that passes over a key would be no reference."""
     (tmp_path / "recipe.toml").write_text('[augment]\nrandaugment = "rand-m9"\n')
-    words = [sys.executable, str(REFERENCE), str(tmp_path / "recipe.toml"), str(tmp_path / "out")]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "augment.randaugment" in done.stderr
-
-
-def test_is_short_enough_to_be_read_at_once() -> None:
-    assert len(REFERENCE.read_text().splitlines()) <= 500
+    words = [str(tmp_path / "recipe.toml"), str(tmp_path / "out")]
+    assert launch(reference, 1, words, tmp_path / "stderr") == [1]
+    assert "augment.randaugment" in (tmp_path / "stderr").read_text()
 
 
 # Keys of the reference's own reports.

@@ -13,8 +13,10 @@ import pytest
 
 from tests.command_line import SHORT
 from tests.test_cli_signals import LONG, check_stopped_run, has_begun, has_saved, wait_for
+from tests.tiers import tiered
 
 COMMAND = f"{sys.executable} -P -m trainyard"
+COMMANDS = ["train", "launch local --ranks 2"]
 EACH_STEP = ("--run.log_every", "1 steps", "--data.threads", "1")
 
 
@@ -35,7 +37,7 @@ def steps(folder: Path) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["train", "launch local --ranks 2"])
+@pytest.mark.parametrize("name", tiered(COMMANDS, night=COMMANDS[1:]))
 def test_a_run_outlives_the_readers_of_its_output(name: str, digits: Path, tmp_path: Path) -> None:
     """It ended at the first line that it could not print: 1, no message, no checkpoint."""
     words = in_shell(name, digits, *EACH_STEP, "--run.length", "8 steps", "--all-ranks")
@@ -46,7 +48,7 @@ def test_a_run_outlives_the_readers_of_its_output(name: str, digits: Path, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["train", "launch local --ranks 2"])
+@pytest.mark.parametrize("name", tiered(COMMANDS, night=COMMANDS[1:]))
 def test_closed_streams(name: str, digits: Path, tmp_path: Path) -> None:
     """Nor does a file get the number of one, such as metrics.jsonl that of stderr."""
     ended = shell(f"{in_shell(name, digits, *SHORT)} <&- >&- 2>&-", tmp_path)

@@ -16,7 +16,7 @@ from release.contents import CORE, faults_of_wheel
 ROOT = Path(__file__).parent.parent
 MACHINE = os.uname().machine
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.night,
     pytest.mark.skipif(shutil.which("make") is None, reason="needs make"),
 ]
 BARE = {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "MAKE"))}

@@ -33,16 +33,12 @@ def in_folder(folder: Path, *words: object) -> None:
     assert not (folder.parent / "ran").exists()
 
 
-def test_training_imports_nothing_of_it(taken: Path, digits: Path) -> None:
-    run = taken.parent / "run"
-    in_folder(taken, "train", "debug", "--data", digits, "--run", run, *SHORT)
-    in_folder(taken, "evaluate", run)
-
-
+@pytest.mark.slow
 def test_ranks_import_nothing_of_it(taken: Path, digits: Path) -> None:
     run = taken.parent / "run"
     words = ("launch", "local", "debug", "--ranks", 2, "--data", digits, "--run", run, *SHORT)
     in_folder(taken, *words)
+    in_folder(taken, "evaluate", run)
 
 
 def test_workers_import_nothing_of_it(taken: Path, digits: Path) -> None:
@@ -52,6 +48,7 @@ def test_workers_import_nothing_of_it(taken: Path, digits: Path) -> None:
     in_folder(taken, "data", "pack", digits / "val", packed, *words)
 
 
+@pytest.mark.slow
 def test_the_module_imports_nothing_of_it(taken: Path, digits: Path) -> None:
     """`python -m trainyard`, where the package itself is found first in the working directory."""
     (taken / "trainyard" / "__init__.py").unlink()

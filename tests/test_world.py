@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from tests.errors import raises
 from tests.gpus import pretend
 from tests.spawn import spawn
 from trainyard import world as world_module
-from trainyard.errors import DataError, InputError, PeerError
+from trainyard.errors import DataError, PeerError
 from trainyard.training.stop import StopSignal
 from trainyard.world import (
     World,
@@ -53,20 +54,20 @@ def test_collectives_alone() -> None:
     assert in_turns(World(), lambda: 3) == 3
 
 
-def _fail_on_one(world: World) -> tuple[str, int, bool]:
+def _fail_on_one(world: World) -> tuple[str, str, int, bool]:
     try:
         with together(world):
             if world.rank == 1:
                 raise DataError("pack.no-samples", split="train")
     except (DataError, PeerError) as error:
-        return str(error), error.exit_code, error.is_shared
-    return "", 0, False
+        return type(error).__name__, error.code, error.exit_code, error.is_shared
+    return "", "", 0, False
 
 
 def test_a_failure_of_one_rank_is_a_failure_of_all() -> None:
     first, second = spawn(_fail_on_one, 2)
-    assert second == ("train: no samples to pack", 2, True)
-    assert first == ("rank 1: train: no samples to pack", 2, True)
+    assert second == ("DataError", "pack.no-samples", 2, True)
+    assert first == ("PeerError", "rank.failed", 2, True)
 
 
 # --- cores ---
@@ -163,27 +164,24 @@ def test_without_a_gpu_it_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ([("a", None), ("a", None), ("b", None)], None),
         ([("a", "1"), ("a", "2"), ("b", "3")], None),
-        (
-            [("a", "1"), ("b", "2"), ("b", "2")],
-            "rank 1 on b and rank 2 on b have one GPU between them: start no more ranks on a host "
-            "than it has GPUs, or hide the GPUs from all ranks (CUDA_VISIBLE_DEVICES=) to train on "
-            "the CPU",
-        ),
-        ([("a", "1"), ("b", None), ("b", None)], "rank 1 on b sees no GPU, and rank 0 on a does: "),
-        ([("a", None), ("b", "1"), ("b", "1")], "rank 0 on a sees no GPU, and rank 1 on b does: "),
+        ([("a", "1"), ("b", "2"), ("b", "2")], ("rank.shared-gpu", 1, 2)),
+        ([("a", "1"), ("b", None), ("b", None)], ("rank.no-gpu", 1, 0)),
+        ([("a", None), ("b", "1"), ("b", "1")], ("rank.no-gpu", 0, 1)),
     ],
 )
 def test_each_rank_has_a_gpu_of_its_own_or_none_has_one(
-    found: list[tuple[str, str | None]], wanted: str | None, monkeypatch: pytest.MonkeyPatch
+    found: list[tuple[str, str | None]],
+    wanted: tuple[str, int, int] | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(world_module, "gather", lambda world, mine: found)
     world = World(size=len(found))
     if wanted is None:
         check_devices(world, torch.device("cpu"))
         return
-    with pytest.raises(InputError) as error:
+    code, rank, other = wanted
+    with raises(code, rank=rank, other=other) as error:
         check_devices(world, torch.device("cpu"))
-    assert str(error.value).startswith(wanted)
     assert error.value.is_shared
 
 

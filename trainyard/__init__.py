@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trainyard.errors import TrainyardError
     from trainyard.monitor.history import History
     from trainyard.monitor.outcome import Outcome
+    from trainyard.published import load_published
     from trainyard.world import World
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "evaluate",
     "history",
     "load",
+    "load_published",
     "load_recipe",
     "open_index",
     "predictions",
@@ -74,6 +76,7 @@ _HOMES = {
     "trainyard.monitor.history": ("History",),
     "trainyard.monitor.outcome": ("Outcome",),
     "trainyard.distributed": ("discover",),
+    "trainyard.published": ("load_published",),
     "trainyard.world": ("World",),
 }
 

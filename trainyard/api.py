@@ -121,11 +121,11 @@ def history(run: StrPath) -> "History":
 def predictions(run: StrPath) -> "Recorded":
     """Predictions of a run's best weights for each validation sample, in the order of its index.
 
-    `.labels` is int32[samples], and `.classes` the names of the numbers; `.said` has columns of all
-    samples: `guess` (int64), `confidence`, `place` (the rank of the true class, 1 for the best) and
-    `loss`; `.step` is the step of the weights. The name of the file of sample i is
+    `.labels` is int32[samples], and `.classes` the names of the numbers; `.scores` has columns of
+    all samples: `guess` (int64), `confidence`, `place` (the rank of the true class, 1 for the best)
+    and `loss`; `.step` is the step of the weights. The name of the file of sample i is
     `open_index(VAL_DATA).locate(i)[0]`. With lists of labels, `.labels` is bool[samples, classes],
-    and `.said` has `logits`, float32[classes, samples], and `read`, bool[samples]. DataError if
+    and `.scores` has `logits`, float32[classes, samples], and `read`, bool[samples]. DataError if
     there are none yet.
     """
     from dataclasses import replace
@@ -143,10 +143,10 @@ def predictions(run: StrPath) -> "Recorded":
         raise DataError("run.no-predictions", path=path)
     _, saved = find_checkpoint(Path(run))
     recorded = recorded._replace(classes=tuple(read_progress(saved)["classes"]))
-    if not hasattr(recorded.said, "guess"):
+    if not hasattr(recorded.scores, "guess"):
         return recorded
-    numbers = recorded.said.guess.astype(np.int64)
-    return recorded._replace(said=replace(recorded.said, guess=numbers))
+    numbers = recorded.scores.guess.astype(np.int64)
+    return recorded._replace(scores=replace(recorded.scores, guess=numbers))
 
 
 def evaluation_recipe(run: Path, overrides: Mapping[str, Any] | None = None) -> "RunConfig":

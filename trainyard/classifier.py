@@ -122,7 +122,8 @@ class Classifier:
     """The recipe that trained it."""
     config: RunConfig
     """The recipe with overrides, without settings for training alone."""
-    checkpoint: Path
+    checkpoint: Path | None
+    """None for timm's own weights."""
     has_lists: bool
     """True if an image may have any number of classes: probabilities are then independent."""
     step: int
@@ -135,8 +136,13 @@ class Classifier:
         size = size_text(self.image_size)
         return (
             f"<Classifier: {self.config.model.name}, {len(self.classes):,} classes, images of "
-            f"{size} pixels, step {self.step:,} of {self.checkpoint}>"
+            f"{size} pixels, step {self.step:,} of {self.source}>"
         )
+
+    @property
+    def source(self) -> str:
+        """Where the weights come from."""
+        return str(self.checkpoint or f"timm's {self.config.model.name}")
 
     @property
     def is_as_evaluated(self) -> bool:

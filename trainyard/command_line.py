@@ -204,9 +204,11 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("the following"):  # …arguments are required
-            hint = ", such as photos or finetune" if "RECIPE" in message else ""
-            raise InputError("option.missing", reason=message + hint, command=self.prog)
-        raise InputError("option.invalid", reason=message, command=self.prog)
+            names = message.partition(": ")[2]
+            hint = ", such as photos or finetune" if "RECIPE" in names else ""
+            raise InputError("option.missing", names=names, hint=hint, command=self.prog)
+        option, _, reason = message.removeprefix("argument ").partition(": ")
+        raise InputError("option.invalid", option=option, reason=reason, command=self.prog)
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is not None and value not in action.choices:

@@ -95,8 +95,8 @@ def why_unwritable(
 def _errno_of(error: BaseException | None) -> int | None:
     """The errno of a disk error, in an exception or one of its causes."""
     while error is not None:
-        told = _RUST_ERROR.search(str(error))  # safetensors has it in its message alone
-        number = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
+        match = _RUST_ERROR.search(str(error))  # safetensors has it in its message alone
+        number = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
         if number in _UNWRITABLE:
             return number
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -9,12 +9,12 @@ from timm.layers import BatchNormAct2d, SyncBatchNormAct
 from torch import distributed as dist
 from torch import nn
 
+from tests.errors import raises
 from tests.spawn import spawn
 from trainyard.averaging.allreduce import AllReduce, wrap_in_ddp
 from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.sync_bn import convert_to_sync, without_sync
 from trainyard.config import load_recipe
-from trainyard.errors import RecipeError
 from trainyard.model.freeze import freeze
 from trainyard.run.build import build_run_course, check_batches
 from trainyard.world import World
@@ -107,7 +107,7 @@ def is_synchronised(model: nn.Module) -> bool:
 
 def test_the_processor_has_no_such_layers() -> None:
     averager = AllReduce(AverageConfig(batch_norm="sync"), World(0, 2, 0, 2))
-    with pytest.raises(RecipeError, match=r"^average\.batch_norm = 'sync' needs GPUs"):
+    with raises("recipe.sync-batch-norm-needs-gpu"):
         averager.wrap(with_batch_norms())
     alone = AllReduce(AverageConfig(batch_norm="sync"), World())
     assert not is_synchronised(alone.wrap(with_batch_norms()))
@@ -133,5 +133,5 @@ def test_all_ranks_make_as_many_forward_passes(size: int, fits: bool) -> None:
     if fits:
         check_batches(config, course, World(0, 4, 0, 4))
     else:
-        with pytest.raises(RecipeError, match=r"^batch\.micro = 4: .*average\.batch_norm = 'sync'"):
+        with raises("recipe.micro-batches-uneven", micro=4, value=34, num_ranks=4):
             check_batches(config, course, World(0, 4, 0, 4))

@@ -102,6 +102,7 @@ def test_a_gradient_that_overflows_on_its_way_is_skipped_by_all() -> None:
     assert spawn(overflow, 3) == [([0, 1, 0], [4, 2, 2], True)] * 3
 
 
+@pytest.mark.quick
 def test_what_is_sent_as_fp16_is_scaled() -> None:
     plain = load_recipe("debug", {"batch.precision": "bf16"})
     sent = load_recipe("debug", {"batch.precision": "bf16", "average.compress": "fp16"})

@@ -20,7 +20,6 @@ from tests.steps import (
     save_checkpoint,
     whole_weights,
 )
-from trainyard.averaging import allreduce
 from trainyard.averaging.config import AverageConfig
 from trainyard.config import load_recipe
 from trainyard.model.ema import Ema
@@ -241,29 +240,7 @@ def test_only_replicas_that_differ_have_files_of_their_own(
         assert len(files) == (0 if way in SAME_EVERYWHERE else NUM_RANKS)
 
 
-# --- the buckets of gradients ---
-
-
-def resumes_alike(world: World, folder: Path, is_fixed: bool) -> tuple[bool, int]:
-    """Whether a resumed run is equal, and how many buckets its gradients go in."""
-    torch.set_num_threads(1)
-    if not is_fixed:
-        allreduce._fix_buckets = lambda ddp: None
-    process = Process(world, "all-reduce")
-    process.run(STOPS[0])
-    path = process.save(folder)
-    expected = process.run(NUM_STEPS)
-    fresh = Process(world, "all-reduce")
-    load_checkpoint(fresh.state, path)
-    sizes = process.step.passes.model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
-    return torch.equal(fresh.run(NUM_STEPS), expected), len(sizes.split(","))
-
-
-@pytest.mark.parametrize("is_fixed", [True, False])
-def test_it_takes_buckets_that_are_cut_before_the_first_step(
-    is_fixed: bool, tmp_path: Path
-) -> None:
-    assert spawn(resumes_alike, 3, tmp_path, is_fixed) == [(is_fixed, 2)] * 3
+# --- what is sent ---
 
 
 def count_messages(world: World) -> int:

@@ -31,7 +31,7 @@ from trainyard.averaging.gossip import Gossip
 from trainyard.optim.accum_adam import AccumAdam
 from trainyard.world import World
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.night
 
 STEPS = 10
 TOPOLOGIES = {

@@ -1,9 +1,7 @@
-"""Periodic averaging beside a calculation in one process."""
+"""Periodic averaging: where it goes on, and what it does not hide; its rule is in test_rules.py."""
 
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,7 +9,6 @@ from torch.nn.utils import vector_to_parameters
 
 from tests.spawn import spawn
 from tests.steps import flat
-from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import Averager
 from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.periodic import Periodic
@@ -19,17 +16,8 @@ from trainyard.world import World
 
 pytestmark = pytest.mark.slow
 
-Array = np.ndarray[Any, Any]
 EVERY, STEPS = 3, 16  # five periods, and a step of a sixth
-WAYS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "DiLoCo": {"outer_lr": 0.7, "outer_momentum": 0.9},
-    "momentum alone": {"outer_momentum": 0.5},
-}
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.02, momentum=0.9),
-    "adamw": lambda parameters: torch.optim.AdamW(parameters, 0.01),
-}
+DILOCO = {"outer_lr": 0.7, "outer_momentum": 0.9}
 
 
 def config_of(**options: Any) -> AverageConfig:
@@ -64,97 +52,12 @@ def train(
     return trace
 
 
-# --- the rule, written out ---
-
-
-def expected(num_replicas: int, optimizer: str, options: dict[str, Any]) -> Array:
-    """weights[replica, step, …], of the rule in the docstring of Periodic."""
-    lr, momentum = options.get("outer_lr", 1.0), options.get("outer_momentum", 0.0)
-    models = [fresh() for _ in range(num_replicas)]
-    inner = [OPTIMIZERS[optimizer](model.parameters()) for model in models]
-    anchor = flat(models[0])
-    velocity = torch.zeros_like(anchor)
-    trace = []
-    for step in range(STEPS):
-        for rank, model in enumerate(models):
-            (loss_of(model, step, rank) / 8).backward()  # type: ignore[no-untyped-call]
-            inner[rank].step()
-            inner[rank].zero_grad()
-        if step % EVERY == EVERY - 1:
-            mean = torch.stack([anchor - flat(model) for model in models]).mean(dim=0)
-            velocity = momentum * velocity + mean
-            anchor = anchor - lr * (mean + momentum * velocity)
-            for model in models:
-                vector_to_parameters(anchor.clone(), model.parameters())
-        trace.append(torch.stack([flat(model) for model in models]))
-    return torch.stack(trace, dim=1).numpy()
-
-
-def train_all_ways(world: World, optimizer: str) -> dict[str, Array]:
-    torch.set_num_threads(1)
-    return {
-        way: train_one_way(world, config_of(**options), OPTIMIZERS[optimizer])
-        for way, options in WAYS.items()
-    }
-
-
-def train_one_way(
-    world: World, config: AverageConfig, optimizer_of: Callable[[Any], torch.optim.Optimizer]
-) -> Array:
-    """weights[step, …] of this rank, which looks at the consensus after one step in four."""
-    averager, model = Periodic(config, world), fresh()
-    parts = averager, averager.wrap(model), optimizer_of(model.parameters()), world.rank
-    trace = []
-    for step in range(STEPS):
-        trace += train(*parts, range(step, step + 1))
-        if step % 4 == 0:
-            with averager.consensus():
-                pass
-    return torch.stack(trace).numpy()
-
-
-@pytest.mark.parametrize(("size", "optimizer"), [(2, "adamw"), (4, "sgd")])
-def test_the_rule(size: int, optimizer: str) -> None:
-    """For five periods, to rounding in fp64."""
-    ranks = spawn(train_all_ways, size, optimizer)
-    for way, options in WAYS.items():
-        ours = np.stack([found[way] for found in ranks])
-        error = float(np.abs(ours - expected(size, optimizer, options)).max())
-        assert error < 1e-12
-        assert float(np.abs(ours[0, -1] - ours[0, 0]).max()) > 0.01
-        ends = ours[:, EVERY - 1 :: EVERY]
-        assert (ends == ends[0]).all()
-        assert not np.array_equal(ours[0, -1], ours[1, -1])
-
-
-# --- in every step ---
-
-
-def beside_all_reduce(world: World) -> list[float]:
-    """How far one is from the other, after each step."""
-    torch.set_num_threads(1)
-    config = AverageConfig(name="periodic", every=1)
-    traces = []
-    for averager in (Periodic(config, world), AllReduce(AverageConfig(), world)):
-        model = fresh()
-        wrapped = averager.wrap(model)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        traces.append(train(averager, wrapped, optimizer, world.rank, range(10)))
-    return [float((one - other).abs().max()) for one, other in zip(*traces, strict=True)]
-
-
-@pytest.mark.quick
-def test_plain_sgd_averaged_in_every_step_is_all_reduce() -> None:
-    for differences in spawn(beside_all_reduce, 2):
-        assert max(differences) < 1e-14
-
-
 # --- going on ---
 
 
 def go_on_from_the_mean(world: World, state_of: str) -> bool:
     torch.set_num_threads(1)
-    config = config_of(**WAYS["DiLoCo"])
+    config = config_of(**DILOCO)
     averager, model = Periodic(config, world), fresh()
     wrapped, optimizer = averager.wrap(model), torch.optim.SGD(model.parameters(), 0.1)
     train(averager, wrapped, optimizer, world.rank, range(STEPS))

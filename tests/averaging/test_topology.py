@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.errors import raises
 from trainyard.averaging.topology import BUILT_IN, Round, rounds
-from trainyard.errors import RecipeError
 
 SIZES = range(2, 33)
 POWERS = [2, 4, 8, 16, 32]
@@ -111,7 +111,7 @@ def test_an_odd_ring_mixes_at_its_rate_and_each_replica_rests_once(size: int) ->
 @pytest.mark.parametrize("topology", BUILT_IN)
 def test_one_replica_of_a_kind(topology: str) -> None:
     if topology == "alternating-exponential-ring":
-        with pytest.raises(RecipeError, match=r"needs 2, 4, 8, \.\.\. nodes, not 1: take"):
+        with raises("recipe.topology-not-power-of-two", allowed="2, 4, 8, ...", num_found=1):
             rounds(topology, 1)
     else:
         assert rounds(topology, 1) == [[(0,)]]
@@ -175,36 +175,52 @@ def giving(found: object) -> object:
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    ("function", "round_", "rank", "num_times"),
     [
-        (giving([[[0, 1], [2, 3]], [[0, 1], [1, 2, 3]]]), "round 1: has rank 1 2 times"),
-        (giving([[[0, 1], [2]]]), "round 0: has rank 3 0 times"),
-        (giving([[[0, 1], [2, 3], [4]]]), "round 0: has rank 4 1 times; each of the ranks 0 to 3"),
-        (giving([]), "gives no rounds"),
-        (giving([[[0.0, 1.0], [2.0, 3.0]]]), "failed: TypeError.*integer"),
-        (giving(3), "failed: TypeError.*iterable"),
-        (fails, r"failed: KeyError: 'what' \(tests/averaging/test_topology.py, line \d+\)"),
-        (3, "is of type int, not a function"),
+        (giving([[[0, 1], [2, 3]], [[0, 1], [1, 2, 3]]]), 1, 1, 2),
+        (giving([[[0, 1], [2]]]), 0, 3, 0),
+        (giving([[[0, 1], [2, 3], [4]]]), 0, 4, 1),
+    ],
+)
+def test_a_rank_that_is_not_once_in_a_round_is_named(
+    function: object, round_: int, rank: int, num_times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "wrong", function)
+    fields = {"round": round_, "rank": rank, "num_times": num_times, "last_rank": 3}
+    with raises("recipe.topology-rank-not-once", key="average.topology", **fields):
+        rounds(f"{__name__}:wrong", 4)
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "reason"),
+    [
+        (giving([]), "recipe.topology-without-rounds", ""),
+        (giving([[[0.0, 1.0], [2.0, 3.0]]]), "function.failed", "TypeError: "),
+        (giving(3), "function.failed", "TypeError: "),
+        (fails, "function.failed", "KeyError: 'what'"),
+        (3, "function.not-callable", ""),
     ],
 )
 def test_mistakes_in_a_function_are_named(
-    function: object, message: str, monkeypatch: pytest.MonkeyPatch
+    function: object, code: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(globals(), "wrong", function)
-    with pytest.raises(RecipeError, match=message) as caught:
+    with raises(code, key="average.topology") as caught:
         rounds(f"{__name__}:wrong", 4)
-    assert str(caught.value).startswith("average.topology")
+    fields = caught.value.fields
+    assert str(fields.get("reason", "")).startswith(reason)
+    assert function is not fails or "tests/averaging/test_topology.py, line" in str(fields["place"])
 
 
 def test_other_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hint = "did you mean 'one-peer-exponential'"
-    with pytest.raises(RecipeError, match=rf"'one-peer-exp' is neither one of .*; {hint}"):
+    with raises("recipe.unknown-topology", value="one-peer-exp") as caught:
         rounds("one-peer-exp", 4)
-    with pytest.raises(RecipeError, match=r"test_topology.py has no 'absent'"):
+    assert "'one-peer-exponential'" in str(caught.value.fields["hint"])
+    with raises("function.not-found", path=__file__, name="absent"):
         rounds(f"{__name__}:absent", 4)
-    with pytest.raises(RecipeError, match=r"there is no nowhere.py in the working directory"):
+    with raises("function.module-not-found", module="nowhere"):
         rounds("nowhere:f", 4)
-    with pytest.raises(RecipeError, match=r"needs 1, 2, 4, \.\.\. replicas, not 6: take 'ring'"):
+    with raises("recipe.topology-not-power-of-two", allowed="1, 2, 4, ...", num_found=6):
         rounds("one-peer-exponential", 6)
     (tmp_path / "mine.py").write_text("def f(size, local_size): return [[range(size)]]")
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -220,10 +236,10 @@ def test_only_modules_of_the_working_directory_are_imported(
     monkeypatch.setattr(sys, "path", [*sys.path])
     for wanted in ("os:kill", "torch.hub:load", "trainyard.files:sha256"):
         module = wanted.partition(":")[0].replace(".", "/")
-        with pytest.raises(RecipeError, match=f"there is no {module}.py in the working directory"):
+        with raises("function.module-not-found", module=module, path=tmp_path):
             rounds(wanted, 2)
     (tmp_path / "os.py").write_text("def kill(size, local_size): return [[range(size)]]")
-    with pytest.raises(RecipeError, match=r"os.py is hidden by .*: give it another name"):
+    with raises("function.module-hidden", path=tmp_path / "os.py"):
         rounds("os:kill", 2)
 
 

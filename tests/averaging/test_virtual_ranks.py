@@ -9,11 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tests.runs import assert_same_end, recipe, train, train_on
+from tests.cuts import Killed, cut
+from tests.errors import raises
+from tests.runs import assert_same_end, recipe, train
 from tests.spawn import spawn
-from tests.tiers import tiered
 from trainyard.averaging.virtual_ranks import VirtualRanks, tree_sum, turns
-from trainyard.errors import RecipeError
+from trainyard.config import RunConfig
+from trainyard.run.build import build_run_course, check_batches
 from trainyard.training.buffers import Buffers
 from trainyard.world import World
 
@@ -80,7 +82,7 @@ def plain() -> dict[str, Tensor]:
     return {**found, **{name: mean.to(before[name].dtype) for name, mean in means.items()}}
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [2, 8])
 def test_gradients_and_statistics(size: int) -> None:
     alone, expected = trained(World()), plain()
     for ours in spawn(trained, size):
@@ -129,8 +131,8 @@ RUNS: dict[str, dict[str, str]] = {
 VIRTUAL = {"batch.virtual_ranks": f"{TOTAL}"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", tiered(RUNS, night=set(RUNS) - {"LAMB, mixing"}))
+@pytest.mark.night
+@pytest.mark.parametrize("name", RUNS)
 def test_runs(name: str, digits: Path, tmp_path: Path) -> None:
     """Weights, moments, moving averages, evaluations and reported losses."""
     config = recipe(digits, VIRTUAL, RUNS[name])
@@ -139,15 +141,19 @@ def test_runs(name: str, digits: Path, tmp_path: Path) -> None:
         assert_same_end(tmp_path / f"{size}", tmp_path / "1")
 
 
+def train_and_be_killed(world: World, config: RunConfig, folder: Path, updates: int) -> None:
+    with cut("killed in a step", updates), pytest.raises(Killed):
+        train(world, config, folder)
+
+
 @pytest.mark.slow
 def test_other_numbers_of_ranks_after_kills(digits: Path, tmp_path: Path) -> None:
     """An epoch ends in step 23: both kills come in the midst of the first one."""
     config = recipe(digits, VIRTUAL, RUNS["LAMB, mixing"], {"run.save_every": "3 steps"})
     spawn(train, 1, config, tmp_path / "undisturbed")
     folder = tmp_path / "run"
-    for size, die_at in ((1, 8), (4, 17)):
-        with pytest.raises(AssertionError, match="died"):
-            spawn(train_on, size, config, folder, die_at)
+    for size, updates in ((1, 8), (4, 9)):
+        spawn(train_and_be_killed, size, config, folder, updates)
     spawn(train, 2, config, folder)
     assert_same_end(folder, tmp_path / "undisturbed")
 
@@ -155,21 +161,18 @@ def test_other_numbers_of_ranks_after_kills(digits: Path, tmp_path: Path) -> Non
 # --- recipes ---
 
 
-@pytest.mark.slow
-def test_ranks_that_cannot_share(digits: Path, tmp_path: Path) -> None:
-    def error_of(size: int, *changes: dict[str, str]) -> Any:
-        with pytest.raises(AssertionError, match="RecipeError") as found:
-            spawn(train, size, recipe(digits, VIRTUAL, *changes), tmp_path / "run")
-        return str(found.value)
-
-    assert "batch.virtual_ranks = 8" in error_of(3)
-    assert "batch.size = 68" in error_of(2, {"batch.size": "68"})
+def test_ranks_that_cannot_share(digits: Path) -> None:
+    config = recipe(digits, VIRTUAL)
+    with raises("recipe.virtual-ranks-not-shared", value=8, num_ranks=3):
+        check_batches(config, build_run_course(config, 1433), World(size=3))
+    config = recipe(digits, VIRTUAL, {"batch.size": "68"})
+    with raises("recipe.batch-not-multiple", key="batch.size", value=68):
+        check_batches(config, build_run_course(config, 1433), World(size=2))
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"batch.virtual_ranks": "6"},
         {"average.name": "gossip"},
         {"average.compress": "bf16"},
         {"average.batch_norm": "sync"},
@@ -178,5 +181,10 @@ def test_ranks_that_cannot_share(digits: Path, tmp_path: Path) -> None:
     ],
 )
 def test_keys_that_contradict(change: dict[str, str], digits: Path) -> None:
-    with pytest.raises(RecipeError, match=r"virtual_ranks"):
+    with raises("recipe.keys-conflict", other="batch.virtual_ranks"):
         recipe(digits, VIRTUAL, change)
+
+
+def test_the_number_is_a_power_of_two(digits: Path) -> None:
+    with raises("recipe.invalid-value", key="batch.virtual_ranks", value=6):
+        recipe(digits, VIRTUAL, {"batch.virtual_ranks": "6"})

@@ -6,18 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.convergence import TUNING, next_jobs
-from benchmarks.fashion_mnist import Run, missing_rates
+from benchmarks.fashion_mnist import Run
 
 pytestmark = pytest.mark.slow
-
-
-def test_rates_are_tried_until_the_best_has_worse_neighbours() -> None:
-    """A search that ends at the largest rate would favour averagers that need a larger one."""
-    tried: list[float] = []
-    while rates := missing_rates({rate: abs(rate - 1.5) for rate in tried}, 0.2):
-        tried += rates
-    assert tried == [0.2, 0.1, 0.4, 0.8, 1.6, 3.2]
-    assert missing_rates({0.1: float("inf"), 0.05: 1.0, 0.2: float("inf")}, 0.1) == [0.025]
 
 
 def test_finished_runs_are_not_repeated_and_tests_wait_for_the_rate(tmp_path: Path) -> None:

@@ -10,32 +10,11 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import place
-from benchmarks.gpu.__main__ import PARTS, chosen, run, save
-from benchmarks.gpu.findings import Findings, as_markdown
+from benchmarks.gpu.__main__ import PARTS, run, save
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_parts_are_chosen_by_name_or_number() -> None:
-    assert chosen([]) == list(PARTS)
-    assert chosen(["2", "tests"]) == ["transforms", "tests"]
-    with pytest.raises(SystemExit, match="no part '6'"):
-        chosen(["6"])
-
-
-def test_findings_are_saved_one_by_one(tmp_path: Path) -> None:
-    findings = Findings(tmp_path / "part.json")
-    findings.add("Speed", {"way": "a|b", "images/s": 1234.5})
-    findings.add("Speed", {"way": "c", "MFU": 0.41})
-    tables = json.loads((tmp_path / "part.json").read_text())
-    assert as_markdown(tables).splitlines()[2:] == [
-        "| way | images/s | MFU |",
-        "|---|---|---|",
-        "| a\\|b | 1,234 |  |",
-        "| c |  | 0.41 |",
-    ]
 
 
 def test_a_part_that_runs_again_replaces_its_section(tmp_path: Path) -> None:

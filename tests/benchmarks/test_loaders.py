@@ -3,7 +3,6 @@
 import ctypes.util
 import io
 import json
-import random
 import shutil
 import subprocess
 import sys
@@ -15,15 +14,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.loaders import measure
-from benchmarks.loaders.catalogue import ALONE, CONTENDERS, FULL, SMALL
+from benchmarks.loaders.catalogue import CONTENDERS, FULL, SMALL
 from benchmarks.loaders.decoders import quality, trainyard, without_extension, yardstick
-from benchmarks.loaders.environments import MAIN, PEERS, python_of
+from benchmarks.loaders.environments import MAIN, PEERS
 from benchmarks.loaders.peers import functions
-from benchmarks.loaders.peers.random_crop import random_box
 from benchmarks.loaders.photographs import make_photographs
 from benchmarks.loaders.pool import BATCH, SIDE, Pool, load_pool
-from benchmarks.loaders.tables import decoder_tables, draw, loader_tables, share_table
+from benchmarks.loaders.tables import loader_tables
 from benchmarks.loaders.variants import VARIANTS
 from benchmarks.loaders.yardstick.build import build_yardstick
 from trainyard.data._native import core
@@ -117,16 +114,6 @@ def test_peers_decode_the_same_crop(name: str, least_db: float, pool: Pool) -> N
         assert 10 * np.log10(255**2 / max(error, 1e-5)) > least_db
 
 
-def test_random_boxes_lie_in_their_image_and_have_the_usual_shape() -> None:
-    random.seed(0)
-    for _ in range(1000):
-        width, height = random.randint(30, 800), random.randint(30, 800)
-        left, top, right, bottom = random_box(width, height)
-        assert 0 <= left < right <= width
-        assert 0 <= top < bottom <= height
-        assert 0.07 < (right - left) * (bottom - top) / (width * height) <= 1 or width != height
-
-
 # --- the contenders ---
 
 
@@ -138,16 +125,6 @@ def test_every_contender_has_its_code_its_environment_and_its_data() -> None:
         assert callable(getattr(module, contender.function))
         assert contender.environment in (MAIN, *PEERS)
         assert contender.variant in ("photographs", *VARIANTS)
-
-
-def test_an_environment_that_was_not_finished_is_none(tmp_path: Path) -> None:
-    place = tmp_path / "environments" / "grain" / "bin"
-    place.mkdir(parents=True)
-    (place / "python").touch()
-    assert python_of(tmp_path, "grain") is None
-    (place / "ready").touch()
-    assert python_of(tmp_path, "grain") == place / "python"
-    assert python_of(tmp_path, MAIN) == Path(sys.executable)
 
 
 @pytest.mark.parametrize(
@@ -163,18 +140,6 @@ def test_a_whole_loader_is_measured_in_a_process_of_its_own(contender: str, fold
     assert found["shape"] == ["uint8", BATCH, SIDE, SIDE, 3]
     assert min(found["images_per_second"], found["first_batch_s"], found["import_s"]) > 0
     assert found["anonymous_mb"] > 20
-
-
-def test_memory_of_children_counts() -> None:
-    alone = measure.memory()["anonymous_mb"]
-    code = "x = bytearray(80_000_000); print('ready', flush=True); input()"
-    words = [sys.executable, "-c", code]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        assert child.pid in measure.processes()
-        assert measure.memory()["anonymous_mb"] > alone + 70
-        child.communicate(b"\n")
 
 
 # --- the tables ---
@@ -203,35 +168,3 @@ def test_the_tables_have_medians_spreads_and_ratios() -> None:
     assert full.rows[1][:5] == ["timm", "400 (390 to 410)", "", "", "4.00"]
     assert small.rows[0][3:5] == ["1.10", ""]  # ours is not among these
     assert full.markdown().count("\n| ") == 4
-
-
-def test_decoders_are_held_against_the_yardstick() -> None:
-    decoders = {
-        "full size": {
-            "yardstick": {"images_per_second": [900, 1000, 1100], "median_db": 55.7,
-                          "low_db": 55.3, "least_db": 54.4},
-            "Trainyard, plain JPEG": {"images_per_second": [2000], "median_db": 99.0,
-                                      "low_db": 50.0, "least_db": 40.0},
-        }
-    }  # fmt: skip
-    (table,) = decoder_tables(decoders, "yardstick")
-    assert table.rows[0] == ["Trainyard, plain JPEG", "2,000 (2,000 to 2,000)", "2.00", "equal",
-                             "50.0", "40.0"]  # fmt: skip
-    assert table.rows[1][2] == "1.00"
-
-
-def test_loaders_are_held_against_their_decoder() -> None:
-    alone = {ALONE[FULL]: {"Trainyard, WebDataset": loader([2000, 1900, 2100], [])}}
-    (row,) = share_table(LOADERS | alone).rows
-    assert row == ["Trainyard, WebDataset", FULL, "2,000 (1,900 to 2,100)",
-                   "1,600 (1,500 to 1,700)", "80%"]  # fmt: skip
-    assert len(loader_tables(LOADERS | alone)) == 2
-
-
-def test_the_chart_has_every_loader(tmp_path: Path) -> None:
-    draw(tmp_path / "chart.svg", LOADERS, "Whole loaders")
-    drawn = (tmp_path / "chart.svg").read_text()
-    for name in ("Trainyard, WebDataset", "timm", "FFCV, raw"):
-        assert name in drawn
-    draw(tmp_path / "again.svg", LOADERS, "Whole loaders")
-    assert (tmp_path / "again.svg").read_text() == drawn

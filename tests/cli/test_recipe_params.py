@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from tests.errors import raises
 from trainyard.cli.recipes import group_rows, parameter_rows
 from trainyard.config import RunConfig, load_recipe
-from trainyard.errors import RecipeError
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.run.build import build_run_model
 
@@ -57,5 +57,5 @@ def test_the_largest_model_takes_no_memory() -> None:
 
 
 def test_a_pattern_that_fits_nothing_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"optim\.decay_scale: no parameter matches 'layr1\.\*'"):
+    with raises("recipe.pattern-unmatched", key="optim.decay_scale", pattern="layr1.*"):
         parameter_rows(recipe(optim__decay_scale='["layr1.*: 0"]'))

@@ -1,9 +1,10 @@
 """Servers that send little by little, or without end: a request ends all the same."""
 
+import asyncio
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import closing, contextmanager, suppress
 
 import pytest
@@ -13,6 +14,7 @@ from tests.errors import raises
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.remote import fetch_image, request, retry
 from trainyard.data.storage.remote.http_stream import HttpStream
+from trainyard.data.storage.remote.remote_file import RemoteFile
 
 CONTENT = bytes(range(200))
 HEAD = b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 200 + b"\r\nContent-Length: 200\r\n\r\n"
@@ -134,3 +136,22 @@ def test_an_answer_longer_than_was_asked_for_is_not_read_to_its_end(asked: int) 
         assert file.size == 200
         if asked > 1:
             assert file.read(0, 200) == CONTENT
+
+
+class BrokenOff(RemoteFile):
+    """A server that breaks off after each byte."""
+
+    name, server, size = "http://server/a.jpg", "server", 6
+
+    async def look(self) -> None:
+        """It is there."""
+
+    async def stream(self, offset: int, size: int) -> AsyncGenerator[bytes, None]:
+        await asyncio.sleep(0.1)
+        yield CONTENT[offset : offset + 1]
+        raise retry.Transient("broken off")
+
+
+def test_the_time_limit_begins_anew_with_each_byte(monkeypatch: Patch) -> None:
+    monkeypatch.setenv("TRAINYARD_RETRY_S", "0.3")
+    assert asyncio.run(BrokenOff().fetch(0, 6)) == CONTENT[:6]

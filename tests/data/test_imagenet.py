@@ -20,6 +20,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets import imagenet as torchvision_imagenet
 
 from tests.command_line import Capture, run, shown
+from tests.cuts import Killed
 from tests.data.tars import Patch, open_splits, stored
 from tests.errors import check, raises, refused
 from tests.mini_imagenet import (
@@ -155,10 +156,6 @@ def test_repair_changes_the_odd_files_alone(
 
 
 # --- killed and started again ---
-
-
-class Killed(BaseException):
-    """Ends a preparation at a named point, where nothing may catch it."""
 
 
 def prepare_until(source: Path, destination: Path, kind: str, stage: str, count: int) -> None:

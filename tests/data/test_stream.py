@@ -165,7 +165,7 @@ def test_a_stream_has_the_samples_of_an_index(tmp_path: Path, tar_format: int) -
 def test_a_stream_tells_once_of_samples_with_a_dot_in_their_names(
     tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(webdataset, "_told", [])
+    monkeypatch.setattr(webdataset, "_reported", [])
     members = [(f"{key}.{kind}", b"1") for key in ("a", "b.0") for kind in ("cls", "png")]
     content = write_tar(tmp_path / "x.tar", members).read_bytes()
     for name in ("x", "y"):

@@ -1,17 +1,21 @@
-"""Ranks as real processes, each with an environment of its own, and what they say and come to."""
+"""Ranks as real processes, each with an environment of its own, and the errors that end them."""
 
+import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tests.errors import check
 from tests.spawn import _CONTEXT
 from tests.web import free_port
+from trainyard import command_line
 from trainyard.command_line import end, main, print_error
 from trainyard.distributed import discover, init_distributed
 from trainyard.errors import TrainyardError
@@ -42,7 +46,7 @@ class Rank:
         command: Sequence[str] = (),
         prepare: Callable[[], None] | None = None,
     ) -> None:
-        self._said = folder / f"{len(list(folder.iterdir()))}.txt"
+        self._said = folder / f"{len(list(folder.glob('*.txt')))}.txt"
         self._said.touch()
         args = (dict(env), work, dict(facts or {}), list(command), prepare, self._said)
         self.process: Any = _CONTEXT.Process(target=_run, args=args)
@@ -52,6 +56,11 @@ class Rank:
     def said(self) -> str:
         return self._said.read_text()
 
+    def check(self, code: str, **fields: object) -> None:
+        """Want an error of this code and of these fields, and one line about it."""
+        check(TrainyardError.unpacked(*json.loads(_errors(self._said).read_text())), code, **fields)
+        assert self.said.startswith("trainyard: ") and self.said.count("\n") == 1
+
     def wait(self, timeout_s: float = 60) -> int:
         """Its exit code, or minus the signal that killed it."""
         self.process.join(timeout_s)
@@ -60,8 +69,9 @@ class Rank:
         return code
 
     @property
-    def name(self) -> str:
-        return f"({os.uname().nodename}, process {self.process.pid})"
+    def pid(self) -> int:
+        number: int = self.process.pid
+        return number
 
 
 def _run(
@@ -74,6 +84,7 @@ def _run(
 ) -> None:
     os.dup2(os.open(said, os.O_WRONLY | os.O_APPEND), 2)
     os.environ |= env
+    vars(command_line)["print_error"] = partial(_print_and_note, said)
     if prepare is not None:
         prepare()
     if command:
@@ -84,8 +95,17 @@ def _run(
         with init_distributed(world, facts):
             work(world)
     except TrainyardError as error:
-        end(print_error(error))
+        end(_print_and_note(said, error))
     sys.exit(0)
+
+
+def _errors(said: Path) -> Path:
+    return said.with_suffix(".json")
+
+
+def _print_and_note(said: Path, error: TrainyardError, *, as_json: bool = False) -> int:
+    _errors(said).write_text(json.dumps(error.packed()))
+    return print_error(error, as_json=as_json)
 
 
 class Ranks:

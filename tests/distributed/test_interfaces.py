@@ -8,8 +8,6 @@ import pytest
 
 from trainyard.distributed.interfaces import name_of, outward, server, use_interface_to
 
-pytestmark = pytest.mark.slow
-
 ELSEWHERE = "192.0.2.1"  # an address for documentation: nobody's
 
 

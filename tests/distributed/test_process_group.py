@@ -14,8 +14,6 @@ from trainyard.distributed import discover, process_group
 from trainyard.distributed.startup_check import Start
 from trainyard.world import World
 
-pytestmark = pytest.mark.slow
-
 Env = Mapping[str, str]
 
 

@@ -2,17 +2,16 @@
 
 import json
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
 
-from tests.command_line import Capture, complaint
 from tests.distributed.started import ranks
+from tests.errors import check, refused
 from tests.spawn import spawn
 from trainyard.data import open_datasets
 from trainyard.data.open_datasets import Source, open_split
-from trainyard.errors import DataError, PeerError
+from trainyard.errors import TrainyardError
 from trainyard.world import World
 
 pytestmark = pytest.mark.slow
@@ -26,6 +25,7 @@ def words(data: Path, run: Path) -> list[object]:
     return ["train", "debug", "--data", data, "--run", run, *SHORT, *keys]
 
 
+@pytest.mark.night
 def test_many_ranks_start_and_train(digits: Path, tmp_path: Path) -> None:
     (tmp_path / "said").mkdir()
     with ranks(tmp_path / "said", MANY, limit_s=200) as started:
@@ -42,35 +42,31 @@ def test_another_recipe_does_not_start(digits: Path, tmp_path: Path) -> None:
         (first,) = started.start(0, command=words(digits, run))
         (second,) = started.start(1, command=[*words(digits, run), "--optim.lr", "0.3"])
         assert [first.wait(), second.wait()] == [2, 2]
-        assert f"rank 1 {second.name} does not run what rank 0 {first.name} runs: " in first.said
-        assert "optim.lr is 0.3, not " in first.said and first.said.count("\n") == 1
+        first.check("rank.run-differs", rank=1, pid=second.pid, first_pid=first.pid)
+        assert "optim.lr is 0.3, not " in first.said
         assert second.said == ""
     assert not run.exists()
 
 
-def _open_on_two_hosts(world: World, folders: list[str]) -> tuple[str, bool]:
+def _open_on_two_hosts(world: World, folders: list[str]) -> str:
     """Each without the other's cache."""
     setattr(open_datasets, "load_index", lambda path: None)  # noqa: B010
-    try:
+    with pytest.raises(TrainyardError) as caught:
         open_split(Source(folders[world.rank], "data.train"), world, lambda *_: None)
-    except (DataError, PeerError) as error:
-        return str(error), error.is_shared
-    return "", False
+    assert caught.value.is_shared
+    return caught.value.code
 
 
 def test_other_data_does_not_start(digits: Path, tmp_path: Path) -> None:
     shutil.copytree(digits / "train", tmp_path / "other")
     next((tmp_path / "other").glob("*/*")).unlink()
     folders = [str(digits / "train"), str(tmp_path / "other")]
-    said = f"{folders[1]}: {socket.gethostname()} holds other data there than the first rank's node"
-    (first, knows), (second, knows_too) = spawn(_open_on_two_hosts, 2, folders)
-    assert first.startswith(f"rank 1: {said}") and second.startswith(said)
-    assert knows and knows_too
+    assert spawn(_open_on_two_hosts, 2, folders) == ["rank.failed", "data.differs-between-nodes"]
 
 
 def test_variables_that_contradict_each_other(
-    digits: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "0")
-    said = complaint(capsys, *words(digits, tmp_path / "run"))
-    assert said == ("trainyard: WORLD_SIZE is not set although RANK is (torchrun sets both)\n")
+    error = refused(*words(digits, tmp_path / "run"))
+    check(error, "rank.variable-missing", variable="WORLD_SIZE", given="RANK", launcher="torchrun")

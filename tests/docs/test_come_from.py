@@ -65,7 +65,7 @@ def test_erasing_comes_before_mixing_and_the_page_for_timm_s_users_says_so() -> 
     """timm's train.py mixes first; the page gave its flags without a remark."""
     found = batch_transforms(AugmentConfig(erasing=0.25, mixup=0.8), seed=0)
     assert [type(transform) for transform in found] == [RandomErasing, Mixing]
-    assert "| before mixing here, after it there" in (DOCS / "come-from" / "timm.md").read_text()
+    assert "before mixing here, after it there" in (DOCS / "come-from" / "timm.md").read_text()
 
 
 def test_a_wrong_key_option_or_value_is_seen() -> None:

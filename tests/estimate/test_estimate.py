@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.errors import raises
 from trainyard.averaging.config import AverageConfig
 from trainyard.config import RunConfig, load_recipe, override
 from trainyard.course import build_course
-from trainyard.errors import InputError
 from trainyard.estimate.estimate import (
     Cluster,
     Estimate,
@@ -80,7 +80,7 @@ def test_the_network_of_several_gpus_is_measured_once() -> None:
 
 @pytest.mark.parametrize("gpus", [1, 4, 16])
 def test_several_gpus_measure_no_other_number(gpus: int) -> None:
-    with pytest.raises(InputError, match="--gpus 8"):
+    with raises("estimate.gpus-differ", num_gpus=8):
         estimated(gpus, measured(8))
 
 
@@ -99,7 +99,7 @@ def test_a_slow_network_bounds() -> None:
 
 
 def test_a_batch_has_an_image_for_each_gpu() -> None:
-    with pytest.raises(InputError, match="64 is not enough for 65 GPUs"):
+    with raises("estimate.batch-too-small", batch=64, num_gpus=65):
         estimated(65)
 
 
@@ -176,16 +176,16 @@ def test_the_throughput_of_a_run(tmp_path: Path) -> None:
 
 def test_a_run_on_several_gpus_has_one_averager(tmp_path: Path) -> None:
     gossip = override(RunConfig(), {"batch.size": "64", "average.name": "gossip"})
-    with pytest.raises(InputError, match=r"average\.name: allreduce -> gossip"):
+    with raises("estimate.recipe-differs", changes="average.name: allreduce -> gossip"):
         measure_run(run_of(tmp_path, 1.0, 90.0, 100.0), gossip)
     assert measure_run(run_of(tmp_path, 1.0, 90.0, 100.0, world_size=1), gossip).gpus == 1
 
 
 def test_a_run_without_reports_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no second report"):
+    with raises("estimate.too-few-reports"):
         measure_run(run_of(tmp_path, 5.0, world_size=1), RunConfig())
     (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(InputError, match="no second report"):
+    with raises("estimate.too-few-reports"):
         measure_run(tmp_path, RunConfig())
 
 
@@ -196,5 +196,6 @@ def test_a_run_without_reports_is_refused(tmp_path: Path) -> None:
 def test_a_run_with_other_steps_is_refused(key: str, value: str, tmp_path: Path) -> None:
     """A small model's time was taken for that of a large one, without a word."""
     run = run_of(tmp_path, 1.0, 90.0, 100.0)
-    with pytest.raises(InputError, match=rf"--run .*{key}: \w+ -> {value}"):
+    with raises("estimate.recipe-differs", path=run) as caught:
         measure_run(run, override(RunConfig(), {key: value}))
+    assert f"{key}: " in str(caught.value.fields["changes"])

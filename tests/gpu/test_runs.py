@@ -1,8 +1,6 @@
 """Runs of the debug recipe on a GPU: each precision, mode and averager, stops, faults."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from tests.command_line import newest, run, shown
+from tests.cuts import cut
 from tests.gpus import needs_gpu, pretend
+from tests.runs import events, hooked
 from trainyard.errors import Stopped
-from trainyard.training.step import Batch, StepStats, TrainStep
+from trainyard.training.step import TrainStep
 
 Capture = pytest.CaptureFixture[str]
 STEPS = 6
@@ -66,33 +66,19 @@ def test_losses_are_those_of_the_cpu(
 @pytest.mark.parametrize("model", ["test_vit", "test_resnet"])
 @pytest.mark.parametrize("precision", TOLERANCES)
 def test_stopped_and_resumed_it_ends_alike_bit_for_bit(
-    precision: str,
-    model: str,
-    digits: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    deterministic: None,
+    precision: str, model: str, digits: Path, tmp_path: Path, deterministic: None
 ) -> None:
     changes = {"batch.precision": precision, "model.ema_decay": "0.9", "optim.name": "adamw"}
     changes |= RESNET if model == "test_resnet" else {"model.drop_path": "0.2"}
     trained(digits, tmp_path / "whole", changes)
-    update = TrainStep.__call__
-
-    def update_and_stop(self: TrainStep, batch: Batch, step: int, rates: Any) -> StepStats:
-        stats = update(self, batch, step, rates)
-        if step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return stats
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainStep, "__call__", update_and_stop)
+    with cut("stopped", 3):
         assert run(*words(digits, tmp_path / "cut", changes)) == Stopped.exit_code
     assert newest(tmp_path / "cut").name == "step-00000003"
     trained(digits, tmp_path / "cut", changes)
     for name in ("model.safetensors", "ema.safetensors"):
-        cut, whole = (load_file(newest(tmp_path / each) / name) for each in ("cut", "whole"))
+        found, whole = (load_file(newest(tmp_path / each) / name) for each in ("cut", "whole"))
         for key, tensor in whole.items():
-            assert torch.equal(cut[key], tensor), f"{name}: {key}"
+            assert torch.equal(found[key], tensor), f"{name}: {key}"
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
@@ -139,18 +125,13 @@ def test_an_evaluation_repeats_that_of_the_run(
     assert found["top1"] == pytest.approx(expected["top1"], abs=0.004)  # one image of 364
 
 
-def test_updates_that_are_not_finite_are_skipped(
-    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    update = TrainStep.__call__
-
-    def poisoned(self: TrainStep, batch: Any, step: int, rates: Any) -> StepStats:
+def test_updates_that_are_not_finite_are_skipped(digits: Path, tmp_path: Path) -> None:
+    def spoil(_: TrainStep, batch: Any, step: int) -> None:
         if step in (2, 3):
             batch.images_BCHW[0, 0, 0, 0] = torch.nan
-        return update(self, batch, step, rates)
 
-    monkeypatch.setattr(TrainStep, "__call__", poisoned)
-    trained(digits, tmp_path / "run", RESNET, {"batch.precision": "bf16"})
+    with hooked(before=spoil):
+        trained(digits, tmp_path / "run", RESNET, {"batch.precision": "bf16"})
     skipped = [line["skipped"] for line in lines(tmp_path / "run") if line["kind"] == "train"]
     assert skipped == [0, 0, 1, 1, 0, 0]
     for key, tensor in load_file(newest(tmp_path / "run") / "model.safetensors").items():
@@ -176,10 +157,7 @@ def test_a_micro_batch_that_fits_is_found(digits: Path, tmp_path: Path) -> None:
         torch.cuda.set_per_process_memory_fraction(1.0)
         torch.cuda.empty_cache()
     assert len(losses) == 3
-    events = [
-        line for line in lines(tmp_path / "run") if line.get("event") == "smaller micro-batch"
-    ]
-    assert "out of memory with more samples at a time: going on with" in events[0]["message"]
+    assert events(tmp_path / "run", "smaller micro-batch")
 
 
 RANKS = torch.cuda.device_count() or 2

@@ -1,7 +1,11 @@
 """The first cause when ranks end in different ways."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
+from trainyard.launch.agent import Policy, here, run_ranks
 from trainyard.launch.exit_codes import first_cause
 
 
@@ -20,3 +24,19 @@ from trainyard.launch.exit_codes import first_cause
 )
 def test_first_cause(ends: dict[int, int], first: tuple[int, int]) -> None:
     assert first_cause(ends) == first
+
+
+def test_a_rank_that_saves_longer_than_another_has_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal while it saves would end it."""
+    monkeypatch.setattr("trainyard.launch.agent.NOTICE_S", 0.1)
+    rank = (
+        "import os, sys, time",
+        "time.sleep(2 * int(os.environ['RANK']))",
+        f"open(f'{tmp_path}/' + os.environ['RANK'], 'w').close()",
+        "sys.exit(75)",
+    )
+    command = (sys.executable, "-c", "; ".join(rank))
+    assert run_ranks(command, 2, here(), Policy(grace_s=60), say=print) == 75
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]

@@ -3,13 +3,15 @@
 import shlex
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.command_line import Capture, complaint, run, shown
+from tests.command_line import Capture, run, shown
+from tests.errors import check, refused
 from trainyard.launch.job import Job
-from trainyard.launch.mpi import MpiOptions, _passing_signals, command_line, variables
+from trainyard.launch.mpi import MpiOptions, _passing_signals, command_line, launch_mpi, variables
 
 JOB = Job(("train", "debug", "--run", "runs/debug"), Path("runs/debug"), python="/venv/bin/python")
 HERE = """
@@ -59,8 +61,8 @@ def test_dry_run(tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
 def test_hosts(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     words = ("launch", "mpi", "debug", "--data", "/only/there", "--dry-run", "--hosts")
-    assert "set the number of ranks per host" in complaint(capsys, *words, "a:8,b")
-    assert "me@a: mpirun takes no user" in complaint(capsys, *words, "me@a:8")
+    check(refused(*words, "a:8,b"), "launch.no-ranks-per-host")
+    check(refused(*words, "me@a:8"), "launch.user-for-mpirun", value="me@a")
     assert "-x NCCL_DEBUG" in shown(capsys, *words, "a:8")
 
 
@@ -74,8 +76,28 @@ def test_under_nohup() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_without_openmpi(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_openmpi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert "there is no mpirun: install OpenMPI" in complaint(
-        capsys, "launch", "mpi", "debug", "--ranks", 2
-    )
+    check(refused("launch", "mpi", "debug", "--ranks", 2), "launch.needs-mpirun", command="mpirun")
+
+
+MPIRUN = """\
+#!{python}
+import os, re, signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(143))
+launcher = os.getppid()
+while True:
+    caught = re.search(r"SigCgt:\\s*(\\w+)", open(f"/proc/{{launcher}}/status").read())[1]
+    if int(caught, 16) >> signal.SIGTERM - 1 & 1:
+        break
+os.kill(launcher, signal.SIGTERM)
+time.sleep(60)
+"""
+
+
+def test_ranks_that_a_signal_ends_before_training_have_stopped(tmp_path: Path) -> None:
+    """mpirun reports the signal of a rank as 128 and its number."""
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(MPIRUN.format(python=sys.executable))
+    mpirun.chmod(0o755)
+    assert launch_mpi(JOB, MpiOptions(hosts={"localhost": 1}, mpirun=str(mpirun))) == 130

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.command_line import Capture, complaint, run
-from trainyard.errors import InputError, PeerError
+from tests.command_line import Capture, run
+from tests.errors import check, refused
+from trainyard.errors import InputError, PeerError, Requeued, TrainyardError
 
 LAUNCH = ("launch", "ray", "debug")
 
@@ -20,34 +21,28 @@ def test_dry_run(capfd: Capture) -> None:
     )
 
 
-def test_without_ray(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert "this needs Ray: pip install 'trainyard-images[ray]'" in complaint(capsys, *LAUNCH)
+    check(refused(*LAUNCH), "launch.needs-ray")
 
 
-def test_a_ray_that_was_asked_for_is_not_replaced(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ray_that_was_asked_for_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     def init(*_: object, **__: object) -> None:
         raise ConnectionError("no running Ray")
 
     ray = SimpleNamespace(init=init, shutdown=lambda: None, is_initialized=lambda: False)
     monkeypatch.setitem(sys.modules, "ray", ray)
-    assert "Ray at auto: no running Ray" in complaint(capsys, *LAUNCH, "--address", "auto")
+    check(refused(*LAUNCH, "--address", "auto"), "launch.ray-failed", address="auto")
     monkeypatch.setenv("RAY_ADDRESS", "auto")
-    assert "Ray at auto: no running Ray" in complaint(capsys, *LAUNCH)
+    check(refused(*LAUNCH), "launch.ray-failed", address="auto")
 
 
-def test_mistakes(capsys: Capture, tmp_path: Path) -> None:
-    assert "where the working directory is a copy" in complaint(
-        capsys, *LAUNCH, "--working-dir", "."
-    )
-    environment = tmp_path / "environment.yaml"
-    assert f"{environment}: No such file" in complaint(
-        capsys, *LAUNCH, "--runtime-env", environment
-    )
-    environment.write_text("- pip\n")
-    assert "is no mapping" in complaint(capsys, *LAUNCH, "--runtime-env", environment)
+def test_mistakes(tmp_path: Path) -> None:
+    check(refused(*LAUNCH, "--working-dir", "."), "launch.run-in-working-copy")
+    path = tmp_path / "environment.yaml"
+    check(refused(*LAUNCH, "--runtime-env", path), "launch.runtime-env-unreadable", path=path)
+    path.write_text("- pip\n")
+    check(refused(*LAUNCH, "--runtime-env", path), "launch.runtime-env-no-mapping", path=path)
 
 
 def test_attempts_end_with_a_mistake_or_a_signal() -> None:
@@ -69,3 +64,22 @@ def test_attempts_end_with_a_mistake_or_a_signal() -> None:
     board = Board()
     board.signal(signal.SIGTERM)
     assert not board.begin(2)
+
+
+def test_a_run_that_lost_its_last_node_has_failed_though_the_others_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ray = (
+        pytest.importorskip("ray.train", reason="needs Ray: make .venv/.dev") and sys.modules["ray"]
+    )
+    from trainyard.launch.ray import _await_end
+
+    def fit() -> None:
+        raise RuntimeError("a node is lost")
+
+    monkeypatch.setattr(ray, "get", lambda value: value)
+    for code, meaning in ((Requeued.exit_code, 1), (0, 1), (-signal.SIGKILL, 137)):
+        codes = SimpleNamespace(remote=lambda code=code: {0: code})
+        with pytest.raises(TrainyardError) as caught:
+            _await_end(SimpleNamespace(fit=fit), SimpleNamespace(codes=codes), [])
+        assert caught.value.exit_code == meaning

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import Capture, complaint, shown
+from tests.command_line import Capture, shown
+from tests.errors import check, refused
 from trainyard.command_line import main
 from trainyard.launch.job import Job
 from trainyard.launch.slurm import Allocation, script
@@ -129,33 +130,28 @@ def test_dry_run(capsys: Capture, digits: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-MISTAKES = {
-    "neither": ([], "how many GPUs of each node"),
-    "both": (["--gpus", "2", "--ranks", "2"], "--gpus and --ranks both"),
-    "minutes": (
-        ["--gpus", "1", "--time", "4:00"],
-        "'4:00' is not a time: write hours, 72h, 72:00:00",
-    ),
-    "short": (["--gpus", "1", "--time", "0:02:59"], "ask for 180 s or more"),
-    "nodes": (["--gpus", "1", "--nodes", "two"], "'two' is not a number of nodes such as 4 or 1-4"),
-    "seeds": (["--gpus", "1", "--seeds", "1-3"], "'1-3' are not seeds: write 0,1,2"),
-    "seed": (["--gpus", "1", "--seeds", "1,2", "--run.seed", "3"], "exclude each other"),
-    "submitit": (["--gpus", "1", "--submitit"], "--dry-run cannot show the script of --submitit"),
-    "no key": (["--gpus", "1", "--run.lenght", "3 steps"], "run.length"),
-}
+@pytest.mark.parametrize(
+    ("words", "code", "fields"),
+    [
+        ([], "launch.no-gpus-or-ranks", {}),
+        (["--gpus", "2", "--ranks", "2"], "launch.gpus-and-ranks", {}),
+        (["--gpus", "1", "--time", "4:00"], "option.invalid", {"option": "--time"}),
+        (["--gpus", "1", "--time", "0:02:59"], "launch.time-too-short", {"least": "180"}),
+        (["--gpus", "1", "--nodes", "two"], "option.invalid", {"option": "--nodes"}),
+        (["--gpus", "1", "--seeds", "1-3"], "option.invalid", {"option": "--seeds"}),
+        (["--gpus", "1", "--seeds", "1,2", "--run.seed", "3"], "launch.seeds-and-seed", {}),
+        (["--gpus", "1", "--submitit"], "launch.dry-run-of-submitit", {}),
+        (["--gpus", "1", "--run.lenght", "3 steps"], "recipe.unknown-key", {}),
+    ],
+)
+def test_mistakes(words: list[str], code: str, fields: dict[str, str]) -> None:
+    check(refused("launch", "slurm", "debug", "--dry-run", *words), code, **fields)
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes(mistake: str, capsys: Capture) -> None:
-    words, said = MISTAKES[mistake]
-    assert said in complaint(capsys, "launch", "slurm", "debug", "--dry-run", *words)
-
-
-def test_without_slurm(capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    said = complaint(capsys, "launch", "slurm", "debug", "--gpus", "1")
-    assert "there is no sbatch here" in said and "--dry-run" in said
+    check(refused("launch", "slurm", "debug", "--gpus", "1"), "launch.no-slurm", name="sbatch")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -189,8 +185,7 @@ def test_a_job_that_cannot_start_is_named(
     state, reason = said.splitlines()[-1].split("|")
     out, err = capsys.readouterr()
     assert out.splitlines()[-1] == f"Slurm:  {state}" + f" ({reason})" * (reason != "None")
-    assert err.startswith(f"trainyard: job 7 does not start as it is ({reason})") == is_forever
-    assert bool(err) == is_forever
+    assert ("job 7" in err and reason in err) == bool(err) == is_forever
 
 
 NODES = """\
@@ -222,18 +217,17 @@ def test_a_gpu_has_its_share_of_the_cores(
 
 
 @pytest.mark.parametrize(
-    ("words", "cores", "words_said"),
+    ("words", "cores"),
     [
-        ((), "8", "each rank gets 8 cores"),
-        (("--cpus", "3"), "3", ""),
-        (("--extra", "#SBATCH -c 5"), "", ""),
-        (("--gpus", "16"), "", ""),
+        ((), "8"),
+        (("--cpus", "3"), "3"),
+        (("--extra", "#SBATCH -c 5"), ""),
+        (("--gpus", "16"), ""),
     ],
 )
 def test_cores_are_asked_for_unless_said(
     words: tuple[str, ...],
     cores: str,
-    words_said: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Capture,
@@ -248,4 +242,4 @@ def test_cores_are_asked_for_unless_said(
     said = capsys.readouterr()
     wanted = f"#SBATCH --cpus-per-task={cores}\n"
     assert (wanted in said.out) if cores else ("cpus-per-task" not in said.out)
-    assert words_said in said.err and (words_said or not said.err)
+    assert bool(said.err) == (words == ())

@@ -2,12 +2,13 @@
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.command_line import Capture, complaint, shown
-from trainyard.errors import InputError
+from tests.command_line import Capture, shown
+from tests.errors import check, raises, refused
 from trainyard.launch.hosts import GivenHost, read_hosts
 from trainyard.launch.job import Job
 from trainyard.launch.ssh import Login, SshOptions, launch_ssh, sync
@@ -29,24 +30,24 @@ def test_hosts_in_a_file(tmp_path: Path) -> None:
     file.write_text("# ours\na\n\nme@b slots=8  # the new one\nc:2\n")
     assert read_hosts(str(file)) == [GivenHost("a"), GivenHost("me@b", 8), GivenHost("c", 2)]
     file.write_text("a\nb slot=8\n")
-    with pytest.raises(InputError, match=r"hosts, line 2: 'slot=8' is not slots=N"):
+    with raises("launch.malformed-slots", where=f"{file}, line 2", value="slot=8"):
         read_hosts(str(file))
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "code"),
     [
-        ("a,a", "a stands there twice; for two ranks: a:2"),
-        ("a:x", "'a:x' is no host"),
-        ("a:0", "'a:0' is no host"),
-        ("-oProxyCommand=x", "is no host"),
-        (",", "there are no hosts in ','"),
-        ("no/such", "there is no file no/such"),
-        (f"{'a,' * 300}", "a stands there twice"),  # too long for the name of a file
+        ("a,a", "host-named-twice"),
+        ("a:x", "malformed-host"),
+        ("a:0", "malformed-host"),
+        ("-oProxyCommand=x", "malformed-host"),
+        (",", "no-hosts"),
+        ("no/such", "no-such-hosts-file"),
+        (f"{'a,' * 300}", "host-named-twice"),  # too long for the name of a file
     ],
 )
-def test_what_is_no_host(given: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_is_no_host(given: str, code: str) -> None:
+    with raises(f"launch.{code}"):
         read_hosts(given)
 
 
@@ -63,7 +64,8 @@ def test_dry_run(capsys: Capture, digits: Path) -> None:
 def test_data_that_only_the_hosts_have(capsys: Capture) -> None:
     words = ("launch", "ssh", "debug", "--data", "/only/there", "--hosts", "a", "--dry-run")
     assert "--data /only/there" in shown(capsys, *words)
-    assert "optim.lr" in complaint(capsys, *words, "--optim.lr", "much")
+    check(refused(*words, "--optim.lr", "much"), "recipe.invalid-value", key="optim.lr")
+    check(refused(*words, "--min-hosts", 1), "launch.min-hosts-without-restarts")
 
 
 def test_a_copy_names_what_is_missing_there(
@@ -75,10 +77,11 @@ def test_a_copy_names_what_is_missing_there(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SAID", str(tmp_path / "said"))
     login = Login(ssh=("ssh",), folder="/my work", python="python")
-    for code, said in ((12, r"rsync failed \(oh\): is it installed there\?"), (23, r"\(oh\)$")):
+    for code, is_absent in ((12, True), (23, False)):
         monkeypatch.setenv("CODE", str(code))
-        with pytest.raises(InputError, match=said):
+        with raises("launch.sync-failed") as caught:
             sync([GivenHost("a")], login)
+        assert ("installed" in str(caught.value)) == is_absent
     assert "--rsync-path mkdir -p '/my work' && rsync" in (tmp_path / "said").read_text()
 
 
@@ -109,3 +112,32 @@ def test_hosts_that_have_ended_before_anyone_waits(monkeypatch: pytest.MonkeyPat
     job = Job(("train", "debug", "--run", "runs/debug"), Path("runs/debug"))
     assert launch_ssh(job, options, told.append) == 2
     assert [each.partition(":")[0] for each in told] == ["host a", "host b"]
+
+
+HOSTS_OF_WHICH_ONE_IS_LOST = """\
+#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+cd {folder}
+[ -e "$2" ] && exit 255  # it is not back
+touch "$2"
+echo "@trainyard-agent localhost:1"
+[ "$2" = b ] && exit 255
+for second in 1 2 3 4 5 6 7 8 9 10; do [ -e over ] && exit 0; sleep 1; done
+exit 1
+"""
+
+
+def test_a_run_goes_on_with_as_few_hosts_as_asked_for(tmp_path: Path) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text(HOSTS_OF_WHICH_ONE_IS_LOST.format(folder=tmp_path))
+    ssh.chmod(0o755)
+    hosts = [GivenHost("a"), GivenHost("b")]
+    options = SshOptions(hosts=hosts, login=Login((str(ssh),), "/", "python"), wait_s=0)
+    job = Job(("train", "debug", "--run", "runs/debug"), Path("runs/debug"))
+
+    def say(text: str) -> None:
+        if "without" in text:
+            (tmp_path / "over").touch()
+
+    assert launch_ssh(job, replace(options, min_hosts=1), say) == 0
+    assert (tmp_path / "over").exists()

@@ -6,9 +6,9 @@ import torch
 from timm.layers import DropPath
 from torch import nn
 
+from tests.errors import raises
 from trainyard.config import check
 from trainyard.course import build_course
-from trainyard.errors import RecipeError
 from trainyard.model.drop_path import drop_path_setter
 from trainyard.run.build import build_run_schedule
 
@@ -71,7 +71,7 @@ def test_nothing_is_touched_while_the_rate_stays() -> None:
 
 @pytest.mark.parametrize("rate", [0.0, 0.2])
 def test_a_model_without_it_is_refused(rate: float) -> None:
-    with pytest.raises(RecipeError, match=r"^schedule\.drop_path_start: the model has no stoch"):
+    with raises("model.no-drop-path"):
         drop_path_setter(built("test_vit", 0.0), rate)
 
 
@@ -87,5 +87,5 @@ def test_a_compiled_model_is_refused() -> None:
     drops = [build_run_schedule(check(keys), course)(step).drop_path for step in range(6)]
     assert drops == pytest.approx([0.1, 0.1, 0.15, 0.15, 0.2, 0.2])
     compiled = keys | {"model": {"drop_path": 0.2, "compile": "default"}}
-    with pytest.raises(RecipeError, match=r"drop_path_start changes .* model\.compile = 'off'"):
+    with raises("recipe.drop-path-start-compiled"):
         build_run_schedule(check(compiled), course)

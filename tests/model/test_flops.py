@@ -27,6 +27,7 @@ def test_published_figures(name: str, giga_macs: float) -> None:
     assert forward_flops(model, 224) == pytest.approx(2e9 * giga_macs, rel=0.02)
 
 
+@pytest.mark.quick
 def test_by_hand() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Flatten(), nn.Linear(8 * 16, 10))
     assert forward_flops(model, 4) == 2 * (16 * 8 * 3 * 9 + 8 * 16 * 10)

@@ -11,7 +11,8 @@ from sklearn.datasets import load_sample_images
 from torch import nn
 from torch.nn import functional
 
-from tests.command_line import SHORT, Capture, complaint, newest, run
+from tests.command_line import SHORT, Capture, newest, run
+from tests.errors import check, refused
 from tests.runs import recipe
 from tests.spawn import spawn, train_joined
 from trainyard.config import RunConfig
@@ -101,6 +102,7 @@ def test_timm_knows_it_by_its_name() -> None:
     assert not model.whitening.weight.requires_grad
 
 
+@pytest.mark.slow
 def test_a_run_its_resume_and_its_export(
     digits: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,18 +129,19 @@ def flat(weight: torch.Tensor) -> list[float]:
     return [float(value) for value in weight.flatten()]
 
 
+@pytest.mark.slow
 def test_ranks_start_from_the_same_images(digits: Path, tmp_path: Path) -> None:
     """Two ranks, each with half of every batch, get the first layer of one."""
     config = recipe(digits, NAMED, {"run.length": "2 steps"})
-    ((alone,), (one, other)) = (
-        spawn(whitening, size, config, tmp_path / f"{size}") for size in (1, 2)
-    )
+    alone = whitening(World(), config, tmp_path / "1")
+    one, other = spawn(whitening, 2, config, tmp_path / "2")
     assert one == other == alone
     torch.manual_seed(0)
     assert alone != flat(whitened_convnet(widths="8-16-16").whitening.weight)
 
 
-def test_wrong_options_are_told(digits: Path, capsys: Capture) -> None:
+def test_wrong_options_are_refused(digits: Path) -> None:
     given = ("train", "debug", "--data", digits, "--model.name", "whitened_convnet")
-    assert "8-x" in complaint(capsys, *given, "--model.options", '{widths = "8-x"}')
-    assert "no pretrained weights" in complaint(capsys, *given, "--model.checkpoint", "timm")
+    error = refused(*given, "--model.options", '{widths = "8-x"}')
+    check(error, "model.not-built-with-options", name="whitened_convnet")
+    check(refused(*given, "--model.checkpoint", "timm"), "weights.not-downloaded")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.errors import InputError
+from tests.errors import raises
 from trainyard.monitor.history import read_history, score
 
 
@@ -45,7 +45,7 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
 def test_a_line_of_another_kind_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"kind": "event", "step": 0}}\n{line}\n')
-    with pytest.raises(InputError, match="line 2"):
+    with raises("run.not-a-report", path=path, line=2):
         read_history(path)
 
 
@@ -56,11 +56,11 @@ def test_a_score_that_is_no_number_is_below_all(top1: object) -> None:
 
 
 def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="No such file"):
+    with raises("file.unreadable", path=tmp_path / "metrics.jsonl"):
         read_history(tmp_path / "metrics.jsonl")
 
 
 def test_a_line_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b"\xff\xfe\n")
-    with pytest.raises(InputError, match=r"metrics.jsonl, line 1: is not a report"):
+    with raises("run.not-a-report", line=1):
         read_history(tmp_path / "metrics.jsonl")

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from tests.report.conftest import STEPS
 from tests.report.histories import record_some, train_report, write_run
+from tests.tiers import tiered
 from trainyard.report.page import write_report
 
 pytestmark = pytest.mark.slow
@@ -84,13 +86,15 @@ def test_a_page_opens_alone_and_without_a_complaint(
         assert page.locator(".plot svg").count() >= 3
 
 
-@pytest.mark.parametrize("name", ["one", "several", "many"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [{"width": 1280, "height": 900}, NARROW])
+FORMS = [*product(("one", "several", "many"), ("light", "dark"), (1280, 360))]
+
+
+@pytest.mark.parametrize(("name", "scheme", "width"), tiered(FORMS, night=FORMS[1:]))
 def test_it_is_accessible(
-    chromium: Any, reports: dict[str, str], name: str, scheme: str, size: dict[str, int]
+    chromium: Any, reports: dict[str, str], name: str, scheme: str, width: int
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    size = {"width": width, "height": 800}
     with Tab(chromium, reports[name], color_scheme=scheme, viewport=size, bypass_csp=True) as page:
         page.locator("#values-loss, #values-loss-train").first.evaluate("x => x.open = true")
         found = axe.Axe().run(page).response["violations"]

@@ -2,7 +2,7 @@
 
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-from benchmarks.network import Host
+from tests.services.network import Host
 
 _LISTEN = "0A"
 

@@ -88,6 +88,7 @@ def test_a_night_with_mpi(digits: Path, tmp_path: Path, monkeypatch: pytest.Monk
     check_stopped_run(folder)
 
 
+@pytest.mark.night
 def test_nothing_is_left_when_the_launcher_is_killed(digits: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = ("--ranks", 2, "--data", digits, "--run", folder, *LONG)

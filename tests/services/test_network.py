@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.network import Host, Link, Network, NetworkError, network
 from tests.command_line import SHORT
 from tests.services.listening import listening
+from tests.services.network import Host, Link, Network, NetworkError, network
 
 pytestmark = pytest.mark.slow
 
@@ -113,7 +113,7 @@ def test_trainyard_trains_across_hosts(emulated: Network, digits: Path, tmp_path
     # Each rank would take all cores, as its host has no other.
     on_one_core = ["sh", "-c", 'exec taskset -c $((RANK % $(nproc))) "$@"', "sh"]
     train = ["-m", "trainyard", "train", "debug", "--data", str(digits), *SHORT, "--json"]
-    command = [sys.executable, "-m", "benchmarks.network", *between, *on_one_core]
+    command = [sys.executable, "-m", "tests.services.network", *between, *on_one_core]
     command += [sys.executable, *train, "--run", str(tmp_path / "run")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -161,7 +161,7 @@ def test_a_stranger_reaches_no_server_of_a_local_launch(
 
 HOLDER = """
 import os, signal
-from benchmarks.network import network
+from tests.services.network import network
 with network(2) as made:
     made.hosts[1].start("sleep", "1000")
     print(*(os.readlink(f"/proc/{host.pid}/ns/net") for host in made.hosts), flush=True)

@@ -7,8 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,7 +87,7 @@ def noted(log: Path, rank: int) -> list[tuple[int, list[int]]]:
 
 @dataclass
 class Night:
-    """A run under way in a thread of its own, while other tests have theirs."""
+    """A run that is ended in all ways that Slurm knows."""
 
     cluster: SlurmCluster
     digits: Path
@@ -136,21 +134,7 @@ class Night:
         return int(self.cluster.field(job, "Restarts"))
 
 
-@pytest.fixture(scope="module")
-def night(
-    slurm: SlurmCluster, digits: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Night, "Future[str]"]]:
-    one = Night(slurm, digits, tmp_path_factory.mktemp("night"))
-    with ThreadPoolExecutor(1) as thread:
-        yield one, thread.submit(one.live)
-
-
-@pytest.fixture(autouse=True)
-def _night_has_begun(night: object) -> None:
-    pass
-
-
-# --- meanwhile ---
+# --- short jobs ---
 
 
 @pytest.mark.parametrize("ranks", tiered([2, 4], night=[4]))
@@ -202,6 +186,7 @@ def test_a_pack_as_an_array(at_slurm: SlurmCluster, digits: Path, tmp_path: Path
         assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+@pytest.mark.night
 def test_a_job_that_slurm_refuses(
     at_slurm: SlurmCluster, capsys: Capture, digits: Path, tmp_path: Path
 ) -> None:
@@ -214,6 +199,7 @@ def test_a_job_that_slurm_refuses(
     assert said.err.count("\n") == 1
 
 
+@pytest.mark.night
 def test_a_mistake_is_not_made_again(
     at_slurm: SlurmCluster, digits: Path, capsys: Capture, tmp_path: Path
 ) -> None:
@@ -248,6 +234,7 @@ def test_a_lost_node_is_no_failure(
     assert not (tmp_path / "run" / f"slurm-{job}.failures").exists()
 
 
+@pytest.mark.night
 def test_a_job_that_cannot_start_is_named(
     at_slurm: SlurmCluster, digits: Path, capsys: Capture
 ) -> None:
@@ -259,6 +246,7 @@ def test_a_job_that_cannot_start_is_named(
     assert f"job {job} does not start as it is (Partition" in said.err
 
 
+@pytest.mark.night
 def test_submitit(
     at_slurm: SlurmCluster,
     digits: Path,
@@ -288,12 +276,11 @@ def test_submitit(
         assert [step for step, _ in noted(log, rank)] == list(range(1, 31))
 
 
-# --- the morning ---
-
-
-def test_night(night: tuple[Night, "Future[str]"]) -> None:
+@pytest.mark.night
+def test_night(slurm: SlurmCluster, digits: Path, tmp_path: Path) -> None:
     """The time limit, a signal, preemption and a dead rank: one stream of samples, same losses."""
-    one, job = night[0], night[1].result()
+    one = Night(slurm, digits, tmp_path)
+    job = one.live()
     folder, log = one.folder / "night" / "run", one.folder / "night" / "log"
     assert one.cluster.field(job, "JobState") == "COMPLETED", output(folder)
     assert int(one.cluster.field(job, "Restarts")) >= 3

@@ -16,6 +16,7 @@ from tests.command_line import newest
 from tests.services.losses import losses_of, reports
 from tests.services.ssh_hosts import SshHosts, needs_ssh, ssh_hosts
 from tests.test_cli_signals import LONG, check_stopped_run, has_begun, has_saved, wait_for
+from tests.tiers import tiered
 from trainyard.training.checkpoint import find_problem
 
 pytestmark = [pytest.mark.slow, needs_ssh]
@@ -75,7 +76,7 @@ def launched(hosts: SshHosts, folder: Path, *words: object) -> Iterator[Launched
                     os.kill(member, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("each", [1, 2])
+@pytest.mark.parametrize("each", tiered([1, 2], night=[2]))
 def test_losses_are_those_of_local(
     each: int, hosts: SshHosts, digits: Path, tmp_path: Path
 ) -> None:
@@ -95,6 +96,7 @@ def test_losses_are_those_of_local(
     assert all("waiting for rank" in line for line in run.said().splitlines()), run.said()
 
 
+@pytest.mark.night
 def test_a_host_that_is_killed_is_waited_for(hosts: SshHosts, digits: Path, tmp_path: Path) -> None:
     words = ["debug", "--data", digits, *QUICK, "--run.length", "60 steps", "--run", "run"]
     words += ["--hosts", "a,b", "--ranks", 1, "--restarts", 1, "--run.save_every", "2 steps"]
@@ -193,6 +195,7 @@ def net(**options):
 """
 
 
+@pytest.mark.night
 def test_a_mistake_on_one_host_ends_the_others(
     hosts: SshHosts, digits: Path, tmp_path: Path
 ) -> None:
@@ -214,6 +217,7 @@ def check_whole(run: Path, num_steps: int) -> None:
     assert find_problem(newest(run)) is None
 
 
+@pytest.mark.night
 def test_ranks_listen_on_the_interface_that_they_use(
     hosts: SshHosts, digits: Path, tmp_path: Path
 ) -> None:
@@ -227,9 +231,10 @@ def test_ranks_listen_on_the_interface_that_they_use(
     assert found == {name: {hosts.address(name)} for name in ("a", "b")}
 
 
-ENDINGS = [(signal.SIGINT, 130), (signal.SIGUSR1, 75), (signal.SIGKILL, -9)]
+ENDINGS = [(signal.SIGUSR1, 75), (signal.SIGKILL, -9)]
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(("number", "code"), ENDINGS)
 def test_nothing_is_left_of_a_launcher_that_is_told_to_end(
     number: signal.Signals, code: int, hosts: SshHosts, digits: Path, tmp_path: Path
@@ -243,6 +248,7 @@ def test_nothing_is_left_of_a_launcher_that_is_told_to_end(
     check_stopped_run(tmp_path / "run")
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -253,7 +259,6 @@ def test_nothing_is_left_of_a_launcher_that_is_told_to_end(
         (("--master-addr", "127.0.0.1"), 2, "b | trainyard: this host does not reach the first"),
         (("--hosts", "a,me@nowhere"), 2, "host nowhere: ssh has failed: ssh: Could not resolve"),
         (("--hosts", "a,locked"), 2, "host locked: ssh has failed: "),
-        (("--min-hosts", 1), 2, "--min-hosts needs --restarts"),
     ],
 )
 def test_mistakes(
@@ -274,6 +279,7 @@ def test_mistakes(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.night
 def test_the_directory_is_copied(hosts: SshHosts, digits: Path, tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()

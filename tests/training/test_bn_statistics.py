@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tests.errors import raises
 from tests.spawn import spawn
-from trainyard.errors import DataError, Stopped
+from trainyard.errors import Stopped
 from trainyard.model.freeze import freeze
 from trainyard.training.bn_statistics import batch_norms, estimate_statistics
 from trainyard.world import World
@@ -117,7 +118,7 @@ def test_a_model_has_nothing_to_estimate_without_batch_norm() -> None:
 
 def test_images_of_which_none_can_be_read() -> None:
     batch = Batch(torch.zeros(2, 3, 32, 32), torch.zeros(2))
-    with pytest.raises(DataError, match="no two training images of a batch can be read"):
+    with raises("data.batches-unreadable"):
         estimate_statistics([build()], [batch], world=World())
 
 

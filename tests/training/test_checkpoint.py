@@ -14,11 +14,13 @@ import pytest
 import torch
 from torch import nn
 
+from tests.cuts import Killed, kill
+from tests.errors import check, raises
 from tests.full_disk import full_disk
 from tests.steps import CPU, build_state, save_checkpoint
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.config import AverageConfig
-from trainyard.errors import CheckpointError, DiskError
+from trainyard.errors import CheckpointError
 from trainyard.files import sha256
 from trainyard.optim.config import NAMES, OptimConfig
 from trainyard.optim.groups import set_group_rates
@@ -73,6 +75,12 @@ def newest_good(folder: Path) -> tuple[str | None, list[str]]:
     passed_over: list[str] = []
     path = saver.newest_good(folder, passed_over.append)
     return path.name if path else None, passed_over
+
+
+def problem_of(path: Path) -> CheckpointError:
+    problem = checkpoint.find_problem(path)
+    assert problem is not None
+    return problem
 
 
 # --- what is in it ---
@@ -152,14 +160,6 @@ def test_every_file_has_its_checksum(tmp_path: Path) -> None:
 # --- complete or absent ---
 
 
-class Killed(BaseException):
-    """What no handler expects, as a kill."""
-
-
-def kill(*_: object) -> None:
-    raise Killed
-
-
 CALLS = [
     "trainyard.training.saver.write_files",
     "trainyard.training.checkpoint.sha256",
@@ -219,11 +219,9 @@ def test_a_full_disk(size: int, tmp_path: Path) -> None:
     """One line with path and bytes, and nothing half-written; there is room again afterwards."""
     save(tmp_path, 1)
     state = state_at(2)
-    with full_disk(size), pytest.raises(DiskError) as caught:
+    with full_disk(size), raises("disk.full", path=tmp_path / "step-00000002") as caught:
         save_checkpoint(state, tmp_path, keep=5)
-    needed = checkpoint.num_bytes(state)
-    said = f"{tmp_path / 'step-00000002'}: File too large: {needed:,} bytes needed, "
-    assert str(caught.value).startswith(said)
+    assert f"{checkpoint.num_bytes(state):,} bytes" in str(caught.value)
     assert names(tmp_path) == ["latest", "step-00000001"]
     assert newest_good(tmp_path) == ("step-00000001", [])
     save_checkpoint(state, tmp_path, keep=5)
@@ -259,13 +257,13 @@ def test_what_has_the_name_of_a_checkpoint_and_is_none(
     entry(folder / f"step-{step:08d}")
     save(folder, 3, 4, 5, keep=2)
     assert {"step-00000004", "step-00000005"} <= set(names(folder))
-    found, said = newest_good(folder)
+    found, passed_over = newest_good(folder)
     assert found == "step-00000005"
     if entry is is_link:  # of a folder that is no checkpoint either: it is dropped as one is
         assert names(tmp_path / "elsewhere") == ["kept"]
-        assert said == []
-    else:
-        assert said == [f"{folder / 'step-00000009'}: is not a folder"] * (step == 9)
+    assert len(passed_over) == (entry is not is_link and step == 9)
+    if passed_over:
+        check(problem_of(folder / "step-00000009"), "checkpoint.not-a-folder")
 
 
 def test_a_link_to_a_checkpoint_is_one(tmp_path: Path) -> None:
@@ -279,17 +277,14 @@ def test_a_link_to_a_checkpoint_is_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "entry"),
     [
-        (lambda progress: [progress], "is not a JSON object"),
-        (lambda progress: None, "is not a JSON object"),
-        (lambda progress: {"step": 1}, "has version None"),
         *(
-            (lambda progress, key=key: {**progress, key: None}, f"has no {key!r}")
+            (lambda progress, key=key: {**progress, key: None}, key)
             for key in ("step", "skipped", "roll_backs", "guard", "clock", "classes", "best")
         ),
         *(
-            (lambda progress, key=key, of=of: {**progress, key: of}, f"has no '{key}.{inner}")
+            (lambda progress, key=key, of=of: {**progress, key: of}, f"{key}.{inner}")
             for key, inner, of in (
                 ("guard", "running", {"running": "x"}),
                 ("clock", "total", {"total": [1]}),
@@ -305,9 +300,9 @@ def test_a_link_to_a_checkpoint_is_one(tmp_path: Path) -> None:
     ],
 )
 def test_a_progress_that_is_not_ours(
-    change: Callable[[Any], Any], said: str, tmp_path: Path
+    change: Callable[[Any], Any], entry: str, tmp_path: Path
 ) -> None:
-    """Passed over at each save, and told of in one line where it is wanted."""
+    """Passed over at each save, and named where it is wanted."""
     path = save(tmp_path, 1)
     progress = json.loads((path / "progress.json").read_text())
     (path / "progress.json").write_text(json.dumps(change(progress)))
@@ -315,8 +310,17 @@ def test_a_progress_that_is_not_ours(
     assert names(tmp_path) == ["latest", "step-00000002"]
     damaged = save(tmp_path, 3)
     (damaged / "progress.json").write_text(json.dumps(change(progress)))
-    with pytest.raises(CheckpointError, match=said):
+    with raises("checkpoint.progress-incomplete", path=damaged) as caught:
         load_checkpoint(state_at(0), damaged)
+    assert str(caught.value.fields["entry"]).startswith(entry)
+
+
+@pytest.mark.parametrize("content", [[{}], None])
+def test_a_progress_that_is_no_object(content: object, tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    (path / "progress.json").write_text(json.dumps(content))
+    with raises("checkpoint.file-unreadable", path=path, name="progress.json"):
+        load_checkpoint(state_at(0), path)
 
 
 def test_what_is_in_the_way_of_checkpoints(tmp_path: Path) -> None:
@@ -324,10 +328,10 @@ def test_what_is_in_the_way_of_checkpoints(tmp_path: Path) -> None:
     save(tmp_path / "checkpoints", 1)
     saver.check_folder(tmp_path / "checkpoints")
     copied = Path(shutil.copytree(tmp_path / "checkpoints", tmp_path / "copied"))
-    with pytest.raises(CheckpointError, match="copied/latest: is a folder and no link"):
+    with raises("run.link-is-a-folder", path=copied / "latest"):
         saver.check_folder(copied)
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="file: is not a folder"):
+    with raises("run.checkpoints-not-a-folder", path=tmp_path / "file"):
         saver.check_folder(tmp_path / "file")
 
 
@@ -379,13 +383,13 @@ def test_the_one_before_a_damaged_one_is_taken(
 ) -> None:
     last = save(tmp_path, 1, 2)
     damage(last / name)
-    found, [said] = newest_good(tmp_path)
+    found, [problem] = newest_good(tmp_path)
     assert found == "step-00000001"
-    assert str(last) in said
-    assert name.partition(".")[0] in said  # a flip in the manifest may be told of another file
+    assert str(last) in problem
+    assert name.partition(".")[0] in problem  # a flip in the manifest may name another file
     if damage is Path.unlink:
-        assert f"{name} is missing" in said
-    with pytest.raises(CheckpointError, match="step-00000002"):
+        check(problem_of(last), "checkpoint.file-missing", path=last, name=name)
+    with pytest.raises(CheckpointError):
         checkpoint.check(last)
 
 
@@ -393,23 +397,22 @@ def test_the_one_before_a_damaged_one_is_taken(
 def test_a_manifest_that_is_none(content: str, tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     (path / "manifest.json").write_text(content)
-    assert "manifest.json is unreadable" in str(checkpoint.find_problem(path))
+    check(problem_of(path), "checkpoint.manifest-unreadable", path=path)
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "manifest.json"])
 def test_a_manifest_that_lacks_a_file(name: str, tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     with_right_checksums(path, [each for each in FILES if each != name])
-    assert str(checkpoint.find_problem(path)) == f"{path}: manifest.json lacks '{name}'"
+    check(problem_of(path), "checkpoint.file-not-listed", path=path, name=name)
 
 
 def test_a_checkpoint_in_the_folder_of_another_step(tmp_path: Path) -> None:
     """One of step 1, renamed to step 3, was taken for the newest."""
     save(tmp_path, 1, 2)
     (tmp_path / "step-00000001").rename(tmp_path / "step-00000003")
-    found, said = newest_good(tmp_path)
-    assert found == "step-00000002"
-    assert said == [f"{tmp_path / 'step-00000003'}: is of step 1: rename the folder back"]
+    assert newest_good(tmp_path)[0] == "step-00000002"
+    check(problem_of(tmp_path / "step-00000003"), "checkpoint.renamed", step=1)
     aside = (tmp_path / "step-00000002").rename(tmp_path / "before the change")
     assert checkpoint.find_problem(aside) is None
 
@@ -439,7 +442,8 @@ def test_a_training_file_that_is_not_ours(content: Any, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as refused:
         load_checkpoint(state_at(0), path)
     said = str(refused.value)
-    assert "training.pt" in said
+    assert refused.value.code in ("checkpoint.file-unreadable", "checkpoint.malformed-state")
+    assert refused.value.fields["name"] == "training.pt"
     assert "\n" not in said and "weights_only" not in said and "False" not in said
 
 
@@ -449,14 +453,12 @@ def test_the_moving_average_is_checked_where_there_is_one(tmp_path: Path) -> Non
     assert "ema.safetensors" in json.loads((path / "manifest.json").read_text())
     checkpoint.check(path)
     flip_a_bit(path / "ema.safetensors")
-    assert "ema.safetensors is truncated or altered" in str(checkpoint.find_problem(path))
+    check(problem_of(path), "checkpoint.file-altered", path=path, name="ema.safetensors")
     with_right_checksums(path)  # of all the others
-    assert str(checkpoint.find_problem(path)) == f"{path}: manifest.json lacks 'ema.safetensors'"
+    check(problem_of(path), "checkpoint.file-not-listed", path=path, name="ema.safetensors")
     (path / "ema.safetensors").unlink()
     assert checkpoint.find_problem(path) is None  # as saved without one
-    with pytest.raises(
-        CheckpointError, match=r"has no ema\.safetensors, because its run had another"
-    ):
+    with raises("checkpoint.average-missing", path=path, name="ema.safetensors"):
         load_checkpoint(state_at(0, emas=["ema"]), path)
     load_checkpoint(state_at(0), path)
 
@@ -464,9 +466,9 @@ def test_the_moving_average_is_checked_where_there_is_one(tmp_path: Path) -> Non
 def test_all_damaged(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         truncate(save(tmp_path, step) / "model.safetensors")
-    found, said = newest_good(tmp_path)
+    found, problems = newest_good(tmp_path)
     assert found is None
-    assert [message.split("/")[-1].split(":")[0] for message in said] == [
+    assert [message.split("/")[-1].split(":")[0] for message in problems] == [
         *("step-00000003", "step-00000002", "step-00000001"),
     ]
 
@@ -474,10 +476,7 @@ def test_all_damaged(tmp_path: Path) -> None:
 def test_none_at_all(tmp_path: Path) -> None:
     assert newest_good(tmp_path / "none") == (None, [])
     assert newest_good(tmp_path) == (None, [])
-    assert (
-        str(checkpoint.find_problem(tmp_path / "none"))
-        == f"{tmp_path / 'none'}: no such checkpoint"
-    )
+    check(problem_of(tmp_path / "none"), "checkpoint.not-found", path=tmp_path / "none")
 
 
 def with_right_checksums(path: Path, files: Sequence[str] = FILES) -> None:
@@ -499,7 +498,7 @@ def test_a_malicious_checkpoint_is_refused(tmp_path: Path) -> None:
     torch.save({"optimizer": Malicious(victim)}, path / "training.pt")
     with_right_checksums(path)
     checkpoint.check(path)
-    with pytest.raises(CheckpointError, match=r"training\.pt cannot be read") as refused:
+    with raises("checkpoint.file-unreadable", path=path, name="training.pt") as refused:
         load_checkpoint(state_at(0), path)
     assert not victim.exists()
     assert "\n" not in str(refused.value)
@@ -529,20 +528,23 @@ def other_groups(path: Path, state: TrainState) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "code", "fields"),
     [
-        (another_version, r"has version 99, this version of Trainyard reads \d+; use"),
-        (another_model, "its weights do not fit the model"),
-        (another_optimizer, "is of SGD, the recipe says AdamW"),
-        (other_groups, "has 1 groups of parameters, the recipe makes 6"),
+        (another_version, "checkpoint.other-version", {"version": 99}),
+        (another_model, "checkpoint.weights-do-not-fit", {}),
+        (another_optimizer, "checkpoint.other-optimizer", {"found": "SGD", "wanted": "AdamW"}),
+        (other_groups, "checkpoint.other-parameter-groups", {"num_found": 1, "num_wanted": 6}),
     ],
 )
 def test_a_checkpoint_of_something_else_is_refused(
-    change: Callable[[Path, TrainState], None], said: str, tmp_path: Path
+    change: Callable[[Path, TrainState], None],
+    code: str,
+    fields: dict[str, object],
+    tmp_path: Path,
 ) -> None:
     path, state = save(tmp_path, 1), state_at(0)
     change(path, state)
-    with pytest.raises(CheckpointError, match=said) as refused:
+    with raises(code, path=path, **fields) as refused:
         load_checkpoint(state, path)
     assert "\n" not in str(refused.value)
 

@@ -88,6 +88,7 @@ def test_micro_batches_change_nothing(alone: dict[str, Trained]) -> None:
     assert cut.losses == pytest.approx(whole.losses, rel=1e-5)
 
 
+@pytest.mark.quick
 def test_the_gradient_is_the_mean_over_the_good_samples() -> None:
     """Written out: the mean of the losses of the samples whose weight is 1."""
     model = vit()
@@ -102,6 +103,7 @@ def test_the_gradient_is_the_mean_over_the_good_samples() -> None:
         torch.testing.assert_close(was - parameter.detach(), gradient, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.quick
 def test_a_batch_of_bad_samples_only_moves_nothing() -> None:
     model = vit()
     before = flat(model)

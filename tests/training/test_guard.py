@@ -1,10 +1,8 @@
 """Gradients that are not finite: all ranks skip them together, and after many the run goes back."""
 
 import json
-import os
-import signal
-import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,31 +11,31 @@ import pytest
 import timm
 import torch
 from numpy.typing import NDArray
+from rich.console import Console
 from torch import Tensor, nn
 
-from tests.command_line import newest, run
+from tests.command_line import newest
+from tests.cuts import cut
+from tests.errors import raises
 from tests.runs import (
     Lines,
     Seen,
-    assert_same_end,
-    ended,
     events,
+    hooked,
     interleaved,
     of_digits,
     on_each_step,
     progress,
     read,
-    words,
 )
 from tests.spawn import spawn, train_joined
 from tests.steps import CPU, Case, build_update, make_step, plain_batch
 from trainyard.config import RunConfig, load_recipe
-from trainyard.data.batch import Batch
-from trainyard.data.device.copies import InFlightBatch
-from trainyard.data.device.feed import Feed
 from trainyard.data.sampler.plan import ShuffledPlan
-from trainyard.errors import Requeued, Stopped
+from trainyard.errors import Stopped
+from trainyard.monitor.outcome import Outcome
 from trainyard.optim.optimizers import with_momenta
+from trainyard.run.trainer import train
 from trainyard.training.checkpoint import find_problem
 from trainyard.training.config import LossConfig
 from trainyard.training.guard import Guard
@@ -194,67 +192,29 @@ OPTIONS = {
     "model.name": "test_resnet",  # with batch norm, which what is not finite would spoil
 }
 PLAN = ShuffledPlan(1433, BATCH, seed=0)
-
-
-def poison(batches: Sequence[int]) -> None:
-    """Of each of these batches of the plan one sample is decoded to what is not finite."""
-    bad = torch.tensor([PLAN.batch(number)[3] for number in batches])
-    move = Feed._move
-
-    def move_and_spoil(self: Feed, in_flight: InFlightBatch) -> Batch:
-        batch = move(self, in_flight)
-        if self._global_batch:  # it is a training feed
-            batch.images_BCHW[torch.isin(batch.ids, bad)] = NAN
-        return batch
-
-    if batches:
-        Feed._move = move_and_spoil  # type: ignore[method-assign]
-
-
-def command(
-    arguments: list[str], batches: Sequence[int], notes: Path, number: int, after: int | None
-) -> None:
-    """The public command on poisoned data, which signals itself after so many updates."""
-    torch.set_num_threads(1)
-    os.dup2(os.open(notes.with_name("said"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
-    os.dup2(1, 2)
-    poison(batches)
-    calls = []
-
-    def note(_: TrainStep, batch: Any, step: int) -> None:
-        with open(notes, "a") as file:
-            file.write(json.dumps([step, batch.ids.tolist()]) + "\n")
-
-    def end(_: TrainStep, batch: Any, step: int) -> None:
-        calls.append(step)
-        if len(calls) == after:
-            os.kill(os.getpid(), number)
-
-    on_each_step(before=note, after=end)
-    sys.exit(run(*arguments))
+NUMBERS = {tuple(PLAN.batch(number).tolist()): number for number in range(89)}
 
 
 class Run(NamedTuple):
-    """A run directory, on the way to which things happen."""
+    """A run directory whose run meets bad batches; the batches that it takes are noted."""
 
     folder: Path
-    words: list[str]
-    batches: Sequence[int]
+    config: RunConfig
+    bad: Sequence[int]
+    seen: list[tuple[int, int]]
+    """Each step with the number of the plan's batch that it took."""
 
-    def go(self, number: int = 0, after: int | None = None) -> int:
-        notes = self.folder.with_name("ids")
-        return ended(command, self.words, self.batches, notes, number, after)
+    def go(self, stop_after: int | None = None) -> Outcome:
+        """Start it, or start it again; a signal stops it after so many updates."""
+        stopping = nullcontext() if stop_after is None else cut("stopped", stop_after)
+        with hooked(before=self._note), stopping:
+            return train(self.config, self.folder, world=World(), console=Console(quiet=True))
 
-    @property
-    def said(self) -> str:
-        return self.folder.with_name("said").read_text()
-
-    @property
-    def seen(self) -> list[tuple[int, int]]:
-        """Each step with the number of the plan's batch that it took."""
-        numbers = {tuple(PLAN.batch(number).tolist()): number for number in range(89)}
-        lines = self.folder.with_name("ids").read_text().splitlines()
-        return [(step, numbers[tuple(ids)]) for step, ids in map(json.loads, lines)]
+    def _note(self, _: TrainStep, batch: Any, step: int) -> None:
+        number = NUMBERS[tuple(batch.ids.tolist())]
+        self.seen.append((step, number))
+        if number in self.bad:
+            batch.images_BCHW[3] = NAN
 
     @property
     def lines(self) -> Lines:
@@ -272,11 +232,9 @@ class Run(NamedTuple):
         return sorted(int(p.name[5:]) for p in (self.folder / "checkpoints").glob("step-*"))
 
 
-def prepare(digits: Path, folder: Path, batches: Sequence[int], **changes: str) -> Run:
-    folder.mkdir(exist_ok=True)
+def prepare(digits: Path, folder: Path, bad: Sequence[int], **changes: str) -> Run:
     options = OPTIONS | {key.replace("__", "."): value for key, value in changes.items()}
-    arguments = words(digits, folder / "run", options)
-    return Run(folder / "run", [word for word in arguments if word != "--json"], batches)
+    return Run(folder / "run", load_recipe("debug", options | of_digits(digits)), bad, [])
 
 
 STRETCH = range(22, 32)
@@ -287,7 +245,7 @@ EXPECTED = [(step, step) for step in range(30)] + [(step, step + 10) for step in
 def rolled_back(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Batches 22 to 31 are bad: a look at step 30 finds 8 skipped, and leads back to step 20."""
     made = prepare(digits, tmp_path_factory.mktemp("rolled-back"), STRETCH)
-    assert made.go() == 0
+    assert made.go().stopped is None
     return made
 
 
@@ -296,15 +254,12 @@ def test_the_run_goes_back_and_the_data_on(rolled_back: Run) -> None:
     assert rolled_back.seen == EXPECTED
     [event] = rolled_back.events("rolled back")
     assert event["step"] == 20
-    assert "up to step 30: went back to step 20" in event["message"]
-    assert event["message"] in rolled_back.said
     progress = rolled_back.progress()
     assert (progress["step"], progress["roll_backs"]) == (NUM_STEPS, 1)
     assert progress["skipped"] == 10 * BATCH
     assert progress["guard"] == {"running": 0}
 
 
-@pytest.mark.quick
 def test_skipped_updates_are_counted_and_not_averaged(rolled_back: Run) -> None:
     trains = [line for line in rolled_back.lines if line["kind"] == "train"]
     assert [line["step"] for line in trains] == [*range(1, 31), *range(21, 41)]
@@ -327,49 +282,22 @@ def test_links_point_to_what_they_mean_after_going_back(rolled_back: Run) -> Non
     assert rolled_back.progress("latest")["step"] == NUM_STEPS
 
 
-CUTS = {
-    "in the stretch": (27, signal.SIGKILL),
-    "after the look": (31, signal.SIGKILL),
-    "after new checkpoints": (42, signal.SIGKILL),
-    "stopped in the stretch": (27, signal.SIGTERM),
-    "stopped at the look": (30, signal.SIGUSR1),
-}
-
-
-@pytest.mark.parametrize("when", CUTS)
-def test_cut_off_and_resumed_it_ends_alike(
-    when: str, rolled_back: Run, digits: Path, tmp_path: Path
-) -> None:
-    """Bit for bit; what was saved in the midst of the stretch can still go back."""
-    cut = prepare(digits, tmp_path, STRETCH)
-    after, number = CUTS[when]
-    code = cut.go(number, after)
-    codes = {signal.SIGTERM: Stopped.exit_code, signal.SIGUSR1: Requeued.exit_code}
-    assert code == codes.get(signal.Signals(number), -number)
-    if when == "stopped at the look":
-        assert cut.progress()["guard"] == {"running": 8}
-    assert cut.go() == 0
-    assert_same_end(cut.folder, rolled_back.folder, NUM_STEPS)
-    by_step = dict(cut.seen)  # the last word on each step
-    assert by_step == dict(EXPECTED)
-
-
 def test_checkpoints_of_the_stretch_push_none_out_that_is_needed(
     digits: Path, tmp_path: Path
 ) -> None:
     """Neither the one to go back to nor what was the best then; and after going back they go."""
     changes = {"run__keep": "1", "run__save_every": "1 step", "run__eval_every": "9 steps"}
     made = prepare(digits, tmp_path, STRETCH, **changes)
-    assert made.go(signal.SIGTERM, after=29) == Stopped.exit_code
+    assert made.go(stop_after=29).stopped is Stopped
     best_then = made.progress("step-00000022")["best"]["step"]
     assert best_then in (9, 18)
     assert {best_then, 22, 29} <= set(made.checkpoints())
-    assert made.go(signal.SIGTERM, after=2) == Stopped.exit_code  # one more, and one after it
+    assert made.go(stop_after=2).stopped is Stopped  # one more, and one after it
     assert [event["step"] for event in made.events("rolled back")] == [22]
     assert set(made.checkpoints()) == {best_then, 22, 23}
     assert made.progress("latest")["step"] == 23
     assert made.progress("best")["step"] == best_then
-    assert made.go() == 0
+    assert made.go().stopped is None
     assert made.progress()["step"] == NUM_STEPS
 
 
@@ -378,7 +306,7 @@ def test_a_checkpoint_that_did_not_help_is_left_for_the_one_before(
 ) -> None:
     """Twenty bad updates in a row from the checkpoint of step 20: its weights may be to blame."""
     made = prepare(digits, tmp_path, range(22, 45))
-    assert made.go() == 0
+    assert made.go().stopped is None
     assert [event["step"] for event in made.events("rolled back")] == [20, 15]
     expected = [(step, step) for step in range(30)]
     expected += [(step, step + 10) for step in range(20, 30)]
@@ -388,32 +316,32 @@ def test_a_checkpoint_that_did_not_help_is_left_for_the_one_before(
 
 
 @pytest.mark.parametrize(
-    ("start", "changes", "backs", "said"),
+    ("start", "changes", "backs", "code"),
     [
-        (12, {"run__max_roll_backs": "2"}, [10, 5], "again, after 2 rollbacks"),
+        (12, {"run__max_roll_backs": "2"}, [10, 5], "run.diverged-again"),
         (
             *(0, {"run__save_every": "0 steps", "run__eval_every": "0 steps"}),
-            *([], "there is no earlier checkpoint"),
+            *([], "run.diverged-at-start"),
         ),
     ],
     ids=["too often", "without a checkpoint"],
 )
 def test_it_ends_with_advice(
-    start: int, changes: dict[str, str], backs: list[int], said: str, digits: Path, tmp_path: Path
+    start: int, changes: dict[str, str], backs: list[int], code: str, digits: Path, tmp_path: Path
 ) -> None:
     made = prepare(digits, tmp_path, range(start, 89), **changes)
-    assert made.go() == 3
-    assert [event["step"] for event in made.events("rolled back")] == backs
-    assert said in made.said and "optim.lr" in made.said
-    assert "Traceback" not in made.said
+    for _ in range(2):  # started again it ends alike
+        with raises(code) as error:
+            made.go()
+        assert error.value.exit_code == 3
+        assert [event["step"] for event in made.events("rolled back")] == backs
     if not backs:
-        assert len(made.seen) == 10  # no later than the first look
-    assert made.go() == 3  # the same command ends alike
+        assert len(made.seen) == 20  # no later than the first look
 
 
 def test_a_short_stretch_is_skipped_and_nothing_else(digits: Path, tmp_path: Path) -> None:
     made = prepare(digits, tmp_path, range(12, 19), run__length="25 steps")
-    assert made.go() == 0
+    assert made.go().stopped is None
     assert made.seen == [(step, step) for step in range(25)]
     skipped = [line["step"] for line in made.lines if line.get("skipped")]
     assert skipped == list(range(13, 20))
@@ -426,16 +354,19 @@ def test_a_short_stretch_is_skipped_and_nothing_else(digits: Path, tmp_path: Pat
 def train_on_poisoned(world: World, config: RunConfig, folder: Path) -> Any:
     """The ids that this rank updated with, and the sum of its last weights."""
     torch.set_num_threads(1)
-    poison(STRETCH)  # element 3 of a batch: one rank's alone
+    bad = torch.tensor([PLAN.batch(number)[3] for number in STRETCH])  # one rank's alone
     seen: Seen = []
     weights: list[list[float]] = []
+
+    def spoil(_: TrainStep, batch: Any, step: int) -> None:
+        batch.images_BCHW[torch.isin(batch.ids, bad)] = NAN
 
     def note(self: TrainStep, batch: Any, step: int) -> None:
         seen.append((step, batch.ids.tolist()))
         first = next(iter(self.passes.model.parameters())).detach()
         weights.append(first.flatten()[:8].tolist())
 
-    on_each_step(after=note)
+    on_each_step(before=spoil, after=note)
     outcome = train_joined(config, folder, world)
     return seen, weights, outcome.step
 
@@ -458,21 +389,13 @@ def test_two_ranks_go_back_together(digits: Path, tmp_path: Path) -> None:
     assert newest(tmp_path / "run").name == f"step-{NUM_STEPS:08d}"
 
 
-# --- fp16 ---
-
-
-def test_fp16_trains_and_goes_on_with_its_scale(digits: Path, tmp_path: Path) -> None:
-    """End to end: overflows are skipped, the scale is saved, and a resumed run ends alike."""
+def test_an_overflow_in_fp16_is_skipped_and_halves_the_scale(digits: Path, tmp_path: Path) -> None:
     changes = {"batch__precision": "fp16", "run__length": "20 steps", "model__name": "test_vit"}
-    whole = prepare(digits, tmp_path / "whole", (7,), **changes)
-    cut = prepare(digits, tmp_path / "cut", (7,), **changes)
-    assert whole.go() == 0
-    assert cut.go(signal.SIGKILL, after=13) == -signal.SIGKILL
-    assert cut.go() == 0
-    assert_same_end(cut.folder, whole.folder, 20)
-    scale = torch.load(newest(whole.folder) / "training.pt", weights_only=True)["scale"]
-    skipped = sum(line["skipped"] for line in whole.lines if line["kind"] == "train")
+    made = prepare(digits, tmp_path, (7,), **changes)
+    assert made.go().stopped is None
+    scale = torch.load(newest(made.folder) / "training.pt", weights_only=True)["scale"]
+    skipped = sum(line["skipped"] for line in made.lines if line["kind"] == "train")
     assert skipped >= 1
     assert scale == {"value": 2.0 ** (16 - skipped), "good": 12.0}
-    losses = [line["loss"] for line in whole.lines if line["kind"] == "train"]
+    losses = [line["loss"] for line in made.lines if line["kind"] == "train"]
     assert losses[-1] < losses[0]

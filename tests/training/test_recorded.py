@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from tests.command_line import SHORT, run
-from trainyard.errors import DataError
+from tests.errors import raises
 from trainyard.files import RunDirectory
 from trainyard.training.predictions import Predictions, per_class
 from trainyard.training.recorded import load_recorded, record
@@ -26,7 +25,7 @@ def test_what_is_recorded_is_loaded(tmp_path: Path) -> None:
     assert found is not None
     assert (found.step, found.weights, found.labels.tolist()) == (7, "ema_", [1, 1, 2])
     for column in ("place", "guess", "confidence", "loss"):
-        np.testing.assert_array_equal(getattr(found.said, column), getattr(average, column))
+        np.testing.assert_array_equal(getattr(found.scores, column), getattr(average, column))
 
 
 def test_a_run_records_its_best_evaluation(finished: Path) -> None:
@@ -35,8 +34,8 @@ def test_a_run_records_its_best_evaluation(finished: Path) -> None:
     assert found is not None
     vals = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     best = max((r for r in vals if r["kind"] == "val"), key=lambda r: r["top1"])
-    assert (found.step, found.said.evaluation().top1) == (best["step"], best["top1"])
-    rows = per_class(found.said, found.labels)
+    assert (found.step, found.scores.evaluation().top1) == (best["step"], best["top1"])
+    rows = per_class(found.scores, found.labels)
     assert sum(row.samples for row in rows) == best["evaluated"]
 
 
@@ -44,7 +43,7 @@ def test_no_file_and_a_damaged_one(tmp_path: Path) -> None:
     path = tmp_path / "predictions.npz"
     assert load_recorded(path) is None
     path.write_bytes(b"PK\x03\x04")
-    with pytest.raises(DataError, match=r"predictions\.npz"):
+    with raises("run.predictions-unreadable", path=path):
         load_recorded(path)
 
 

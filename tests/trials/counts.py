@@ -1,6 +1,6 @@
 """How many trials are made: few by default, to show that they work; many to find something out.
 
-    TRIAL_KILLS=30 TRIAL_RANK_KILLS=10 TRIAL_FLIPS=80 TRIAL_SIGNALS=60 TRIAL_FUZZ=200000 \\
+    TRIAL_FLIPS=80 TRIAL_SIGNALS=60 TRIAL_FUZZ=200000 \\
         python -m pytest tests/trials -s --timeout 0
 
 TRIAL_SEED chooses other moments, bits and damage. Each trial prints what came of it.

@@ -30,7 +30,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("recipe", metavar="RECIPE", help="a built-in name or a path to a TOML file")
     add("--device", metavar="GPU", help="kind of GPU: a100-sxm-80gb, h100-sxm, …")
-    add("--run", metavar="DIR", help="a run of the model, whose throughput counts instead")
+    add(
+        "--run",
+        metavar="DIR",
+        help="a run of the model, whose throughput counts instead, without its waiting for data",
+    )
     add("--gpus", type=_counts, metavar="N,N", help="numbers of GPUs (8, or those of --run)")
     add("--samples", type=positive, metavar="N", help=f"in an epoch ({_IMAGENET})")
     add("--cores", type=positive, metavar="N", help=f"per GPU that load images ({_CORES})")

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainyard.api import EVALUATED, check_evaluated, evaluation_recipe
-from trainyard.cli.options import add_ema, check_target, loading, positive
+from trainyard.cli.options import add_ema, check_suffix, check_target, loading, positive
 from trainyard.cli.printing import print_text, result_console, write_csv
 from trainyard.distributed import discover
-from trainyard.errors import InputError
 from trainyard.files import finite
 
 if TYPE_CHECKING:
@@ -80,10 +79,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def evaluate(options: argparse.Namespace) -> int:
     """Run `trainyard evaluate`. Returns the exit code."""
     check_evaluated(options.overrides)
-    if options.predictions and not options.predictions.endswith(".csv"):
-        raise InputError(
-            "option.wrong-suffix", option="--predictions", path=options.predictions, suffix=".csv"
-        )
+    check_suffix(options.predictions, "--predictions", ".csv")
     check_target(options)
     from trainyard.data.index.merge import validation_splits
     from trainyard.files import find_checkpoint

@@ -13,16 +13,13 @@ if TYPE_CHECKING:
     from trainyard.export.export import Export
     from trainyard.export.push import Repository
 
-_KINDS = ("safetensors", "onnx", "pt2")
+_KINDS = ("safetensors", "onnx", "pt2", "html")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard export` to its parser."""
     add_checkpoint(parser)
-    parser.add_argument(
-        "file", metavar="FILE", nargs="?", help="file name that ends in .safetensors, .onnx or .pt2"
-    )
-    parser.add_argument("--format", choices=_KINDS, help="format of a file with another ending")
+    _add_file(parser)
     parser.add_argument(
         "--hub",
         metavar="DIR",
@@ -49,13 +46,36 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run_command=export, takes_overrides=SECTIONS)
 
 
+def _add_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        nargs="?",
+        help="file name that ends in .safetensors, .onnx or .pt2, "
+        "or .html for a page that classifies photographs in a browser",
+    )
+    parser.add_argument("--format", choices=_KINDS, help="format of a file with another ending")
+    parser.add_argument(
+        "--photograph",
+        action="store_true",
+        help="the .onnx file takes a photograph, uint8[height, width, channels] of any size, and "
+        "gives the names of the classes and their probabilities too",
+    )
+    parser.add_argument(
+        "--onnxruntime-web",
+        metavar="FILE.tgz",
+        help="what a page runs by: the file of `npm pack onnxruntime-web`, or its folder",
+    )
+
+
 def export(options: argparse.Namespace) -> int:
     """Run `trainyard export`. Returns the exit code."""
     check_overrides(options.overrides, "an export")
     _check_options(options)
     is_swapped = options.file is not None and Path(options.target).suffix[1:] in _KINDS
     check_target(options, [options.file] if is_swapped else [])
-    kind = None if options.file is None else _kind_of(options.file, options.format)
+    kind = None if options.file is None else _kind_of(options)
+    runtime = _runtime_of(options, kind)
     repository = _repository_of(options)
     from rich.console import Console
 
@@ -69,7 +89,7 @@ def export(options: argparse.Namespace) -> int:
         check_hub(Path(options.hub))
     with Console(stderr=True).status("exporting"):
         classifier = load(options.target, ema=options.ema, overrides=options.overrides)
-        exporter = Exporter(classifier, options.license)
+        exporter = Exporter(classifier, options.license, runtime=runtime)
         if options.hub is not None:
             exporter.check_timm(f"--hub {options.hub}")
         written = [] if kind is None else [exporter.to_file(Path(options.file), kind)]
@@ -91,8 +111,24 @@ def _check_options(options: argparse.Namespace) -> None:
         raise InputError("export.no-destination")
     if options.file is None and options.format is not None:
         raise InputError("option.format-without-file", value=options.format)
+    if options.file is None and options.photograph:
+        raise InputError("option.photograph-without-file")
     if options.private and options.push is None:
         raise InputError("option.private-without-push")
+
+
+def _runtime_of(options: argparse.Namespace, kind: str | None) -> dict[str, bytes] | None:
+    """The files of onnxruntime-web for a page."""
+    package = options.onnxruntime_web
+    if package is None:
+        if kind == "html":
+            raise InputError("export.page-without-runtime")
+        return None
+    if kind != "html":
+        raise InputError("export.runtime-without-page")
+    from trainyard.export.page import read_runtime
+
+    return read_runtime(Path(package))
 
 
 def _repository_of(options: argparse.Namespace) -> "Repository | None":
@@ -106,13 +142,17 @@ def _repository_of(options: argparse.Namespace) -> "Repository | None":
     return repository
 
 
-def _kind_of(file: str, given: str | None) -> str:
+def _kind_of(options: argparse.Namespace) -> str:
+    file, given = options.file, options.format
     kind = Path(file).suffix.removeprefix(".").lower()
     if kind not in _KINDS and given is None:
         raise InputError("export.unknown-suffix", path=file, names=", .".join(_KINDS))
     if kind in _KINDS and given not in (None, kind):
         raise InputError("export.format-differs-from-suffix", path=file, suffix=kind, value=given)
-    return given or kind
+    kind = given or kind
+    if options.photograph and kind != "onnx":
+        raise InputError("export.photograph-not-onnx", path=file)
+    return "photograph" if options.photograph else kind
 
 
 def _as_json(name: str, one: "Export", commit: str | None) -> dict[str, object]:

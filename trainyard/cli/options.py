@@ -63,6 +63,12 @@ def workers_of(options: argparse.Namespace) -> int:
     return workers
 
 
+def check_suffix(path: str | None, option: str, *suffixes: str) -> None:
+    """InputError unless a file to write, if there is one, ends in one of these, in any case."""
+    if path and Path(path).suffix.lower() not in suffixes:
+        raise InputError("option.wrong-suffix", option=option, path=path, suffix=suffixes[0])
+
+
 # --- a trained model ---
 
 

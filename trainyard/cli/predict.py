@@ -12,6 +12,7 @@ from trainyard.cli.options import (
     SECTIONS,
     add_checkpoint,
     check_overrides,
+    check_suffix,
     check_target,
     loading,
     positive,
@@ -77,9 +78,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "images",
         metavar="IMAGE",
-        nargs="+",
+        nargs="*",
         help="an image file, a folder of them at any depth, a glob, the http(s) URL of an image, "
         "or a data set: tars, WebDataset, TFRecord, HDF5, packed files",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="a model of timm with its published weights, in place of RUN_OR_CHECKPOINT",
+    )
+    parser.add_argument(
+        "--checkpoint", metavar="FILE", help="with --model: a file of weights, instead of timm's"
     )
     parser.add_argument(
         "--top",
@@ -103,9 +112,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def predict(options: argparse.Namespace) -> int:
     """Run `trainyard predict`. Returns the exit code."""
     check_overrides(options.overrides, "a prediction")
-    check_target(options, options.images)
-    if options.csv and not options.csv.endswith(".csv"):
-        raise InputError("option.wrong-suffix", option="--csv", path=options.csv, suffix=".csv")
+    check_suffix(options.csv, "--csv", ".csv")
+    _check_source(options)
     from rich.console import Console
 
     from trainyard.data.index.unlabelled import open_images
@@ -118,9 +126,8 @@ def predict(options: argparse.Namespace) -> int:
             found = open_images(options.images, Path(folder), show)
         accounts = [images.index.left_out for images in found if images.index.left_out]
         warn(console, [printable(f"left out: {left_out}") for left_out in accounts])
-        with loading():  # after a look at the images: a wrong name is reported at once
-            from trainyard.classifier import load
-        classifier = load(options.target, ema=options.ema, overrides=options.overrides)
+        classifier, remarks = _loaded(options)  # after a look at the images, which is shorter
+        warn(console, [printable(remark) for remark in remarks])
         predictions = _predicted(classifier, found, options.top, console)
     bad, total = predictions.bad(), sum(len(images.index) for images in found)
     if len(bad) == total:
@@ -139,6 +146,30 @@ def predict(options: argparse.Namespace) -> int:
     if len(bad) > 1:
         print_line(f"{len(bad):,} of {total:,} images cannot be read")
     return 0
+
+
+def _check_source(options: argparse.Namespace) -> None:
+    """InputError unless there are images, and a run or --model. All are images beside --model."""
+    if options.model is not None:
+        options.images = [options.target, *options.images]
+        if options.ema is not None:
+            raise InputError("option.ema-without-run")
+        return
+    if options.checkpoint is not None:
+        raise InputError("option.checkpoint-without-model")
+    check_target(options, options.images)
+    if not options.images:
+        raise InputError("option.missing-image", command=options.parser.prog)
+
+
+def _loaded(options: argparse.Namespace) -> "tuple[Classifier, list[str]]":
+    """The classifier, and remarks about published weights."""
+    with loading():
+        from trainyard.classifier import load
+        from trainyard.published import load_published
+    if options.model is None:
+        return load(options.target, ema=options.ema, overrides=options.overrides), []
+    return load_published(options.model, options.checkpoint, overrides=options.overrides)
 
 
 def _predicted(
@@ -167,7 +198,7 @@ def _as_json(predictions: Predictions) -> str:
         images.append(row.location | found)
     classifier = predictions.classifier
     tree = {
-        "checkpoint": str(classifier.checkpoint),
+        "checkpoint": classifier.source,
         "step": classifier.step,
         "weights": classifier.weights or "raw",
         "images": images,

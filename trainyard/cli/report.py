@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from trainyard.errors import InputError
+from trainyard.cli.options import check_suffix
 from trainyard.files import check_run
 
 
@@ -32,8 +32,7 @@ def report(options: argparse.Namespace) -> int:
     folders = [Path(run) for run in options.runs]
     for folder in folders:
         check_run(folder)  # before imports that take a second
-    if options.out and Path(options.out).suffix.lower() not in (".html", ".htm"):
-        raise InputError("option.wrong-suffix", option="--out", path=options.out, suffix=".html")
+    check_suffix(options.out, "--out", ".html", ".htm")
     from trainyard.report.page import write_report
 
     path = write_report(folders, Path(options.out) if options.out else None)

@@ -14,10 +14,10 @@ from trainyard.printable import printable
 
 def slow_paths(*data: Index | Stream) -> list[str]:
     """Reasons why reading these data is slower than it could be."""
-    said = [seek_remark(one) for one in data if isinstance(one, Index)]
+    remarks = [seek_remark(one) for one in data if isinstance(one, Index)]
     if not is_built():
-        said = [f"decoding at a quarter of the speed, without the extension: {NEEDS_EXTENSION}"]
-    return list(dict.fromkeys(text for text in said if text))
+        remarks = [f"decoding at a quarter of the speed, without the extension: {NEEDS_EXTENSION}"]
+    return list(dict.fromkeys(text for text in remarks if text))
 
 
 def what_is_left_out(data: Iterable[Index | Stream]) -> list[str]:

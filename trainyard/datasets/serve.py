@@ -200,8 +200,8 @@ def _find_nginx() -> list[str]:
     path = shutil.which("nginx", path=_SEARCH)
     if path is None:
         raise DataError("serve.needs-nginx")
-    said = subprocess.run([path, "-v"], capture_output=True, text=True).stderr
-    version = tuple(map(int, re.findall(r"\d+", said)[:3]))
+    printed = subprocess.run([path, "-v"], capture_output=True, text=True).stderr
+    version = tuple(map(int, re.findall(r"\d+", printed)[:3]))
     # Older versions only warn that they cannot write to the system's log.
     return [path, "-e", "stderr"] if version >= (1, 19, 5) else [path]
 

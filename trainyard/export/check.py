@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from trainyard.classifier import Classifier
+from trainyard.data.decode.decode import as_rgb, whole_image
 from trainyard.data.index.build import saved_index
 from trainyard.data.index.table import Index
 from trainyard.data.index.val_share import open_part
@@ -18,11 +20,13 @@ from trainyard.errors import DataError, TrainyardError
 from trainyard.image_size import height_width
 
 Exported = Callable[[Tensor], Tensor]
-"""A reloaded exported model: float32[B, C, height, width] to logits."""
+"""A reloaded exported model: float32[B, C, height, width], or a photograph, to logits."""
 
 _TOLERANCE = 1e-3  # relative to the largest logit; other libraries sum in another order
+_PHOTOGRAPH_TOLERANCE = 0.05  # single grey levels differ
 _REAL = 16  # validation images
 _RANDOM = (1, 5)  # batch sizes of noise: exports must accept any
+_SIZES = (97, 131), (300, 200)  # height and width of photographs that are noise
 
 
 class DiffersError(TrainyardError):
@@ -55,6 +59,25 @@ def examples(classifier: Classifier) -> list[Tensor]:
     return [*noise, classifier.preprocess(contents).cpu().float()] if contents else noise
 
 
+def photographs(classifier: Classifier) -> list[Tensor]:
+    """uint8[height, width, channels]: blurred noise, and validation images if they can be read."""
+    channels, random = classifier.config.data.channels, np.random.default_rng(0)
+    coarse = torch.from_numpy(random.uniform(0, 255, (1, channels, 6, 8)))
+    noise = [F.interpolate(coarse, size, mode="bicubic") for size in _SIZES]
+    found = [one[0].round().clamp(0, 255).byte().permute(1, 2, 0) for one in noise]
+    if channels in (1, 3):
+        found += [_pixels(classifier, content) for content in _real(classifier)]
+    return [photograph.contiguous() for photograph in found]
+
+
+def _pixels(classifier: Classifier, content: bytes) -> Tensor:
+    """uint8[height, width, channels] of an encoded image that is grey or RGB."""
+    data = classifier.config.data
+    image = whole_image(content, exif=data.exif)
+    image = image.convert("L") if data.channels == 1 else as_rgb(image)
+    return torch.from_numpy(np.array(image).reshape(image.height, image.width, data.channels))
+
+
 def _real(classifier: Classifier) -> list[bytes]:
     """Encoded images, spread over the validation data; empty if it is not available."""
     locations, _, side = source_of(classifier.config.data, "val")
@@ -80,16 +103,33 @@ def _readable(classifier: Classifier, index: Index) -> Iterator[bytes]:
 
 def compare(model: nn.Module, exported: Exported, batches: Sequence[Tensor]) -> Difference:
     """The difference of an exported model from the model; DiffersError if it is too large."""
+    num_real = len(batches[-1]) if len(batches) > len(_RANDOM) else 0
+    with torch.no_grad():
+        pairs = [(model(images_BCHW), exported(images_BCHW)) for images_BCHW in batches]
+    return _difference(pairs, num_real, _TOLERANCE)
+
+
+def compare_photographs(classifier: Classifier, model: nn.Module, exported: Exported) -> Difference:
+    """The same for an export that takes photographs; `model` gets them as in an evaluation."""
+    found = photographs(classifier)
+    with torch.no_grad():
+        pairs = [
+            (model(classifier.preprocess([one.numpy()]).cpu().float()), exported(one))
+            for one in found
+        ]
+    return _difference(pairs, len(found) - len(_SIZES), _PHOTOGRAPH_TOLERANCE)
+
+
+def _difference(
+    pairs: Sequence[tuple[Tensor, Tensor]], num_real: int, tolerance: float
+) -> Difference:
     largest = relative = 0.0
-    for images_BCHW in batches:
-        with torch.no_grad():
-            ours, theirs = model(images_BCHW), exported(images_BCHW)
+    for ours, theirs in pairs:
         if ours.shape != theirs.shape or not theirs.isfinite().all():
             raise DiffersError("export.logits-not-finite")
         off = (ours - theirs).abs().max().item()
         largest = max(largest, off)
         relative = max(relative, off / max(ours.abs().max().item(), 1e-12))
-    if relative > _TOLERANCE:
+    if relative > tolerance:
         raise DiffersError("export.logits-differ", largest=largest, relative=relative)
-    real = len(batches[-1]) if len(batches) > len(_RANDOM) else 0
-    return Difference(largest, relative, real)
+    return Difference(largest, relative, num_real)

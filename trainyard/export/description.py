@@ -154,6 +154,7 @@ def _model_args(model: nn.Module) -> dict[str, Any]:
 
 def _evaluation(classifier: Classifier) -> dict[str, Any]:
     """The evaluation of these weights, if the run made one with these settings."""
+    assert classifier.checkpoint is not None  # as load() returns it
     last = checkpoint.read_progress(classifier.checkpoint)["last"]
     prefix = prefix_of(classifier.weights)
     is_of_these = classifier.is_as_evaluated and last.get("step") == classifier.step

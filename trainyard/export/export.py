@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +13,16 @@ from torch import Tensor, nn
 from trainyard.classifier import Classifier
 from trainyard.errors import DiskError, InputError, TrainyardError
 from trainyard.export.card import MADE_BY, card
-from trainyard.export.check import Difference, DiffersError, compare, examples, plain_model
+from trainyard.export.check import (
+    Difference,
+    DiffersError,
+    compare,
+    compare_photographs,
+    examples,
+    plain_model,
+)
 from trainyard.export.description import Description, describe
-from trainyard.export.formats import FORMATS
+from trainyard.export.formats import FORMATS, html_format
 from trainyard.export.hub import CARD, CONFIG, HUB, WEIGHTS, is_ours
 from trainyard.export.push import Repository
 from trainyard.files import disk_error, fsync, part_of, writing
@@ -39,8 +46,17 @@ class Export:
 class Exporter:
     """Exports one classifier, to any number of files."""
 
-    def __init__(self, classifier: Classifier, license: str | None = None) -> None:
-        """`license`: an identifier for the cards, such as apache-2.0."""
+    def __init__(
+        self,
+        classifier: Classifier,
+        license: str | None = None,
+        *,
+        runtime: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """`license`: an identifier for the cards, such as apache-2.0. `runtime`: for a page, the
+        files of onnxruntime-web; see page.py."""
+        self._html = html_format(runtime or {})
+        self._classifier = classifier
         self._model: nn.Module = plain_model(classifier)
         self._examples: list[Tensor] = examples(classifier)
         self._about: Description = describe(classifier, license)
@@ -119,9 +135,12 @@ class Exporter:
     def _checked(self, kind: str, path: Path) -> Difference:
         """Write, reload and compare."""
         try:
-            form = HUB if kind == "hub" else FORMATS[kind]
+            form = {"hub": HUB, "html": self._html}.get(kind) or FORMATS[kind]
             form.write(self._model, self._about, path)
-            return compare(self._model, form.load(self._about, path), self._examples)
+            exported = form.load(self._about, path)
+            if form.takes_photographs:
+                return compare_photographs(self._classifier, self._model, exported)
+            return compare(self._model, exported, self._examples)
         except OSError:
             raise
         except DiffersError as error:

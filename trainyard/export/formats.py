@@ -3,7 +3,7 @@
 import io
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from trainyard.errors import InputError
 from trainyard.export.check import Exported
 from trainyard.export.description import INPUT, OUTPUT, Description
+from trainyard.export.page import model_in, page
+from trainyard.export.photograph import PHOTOGRAPH, take_photographs
 from trainyard.files import use_umask
 from trainyard.image_size import height_width
 from trainyard.installation import install_hint
@@ -30,6 +32,8 @@ class Format(NamedTuple):
     load: Callable[[Description, Path], Exported]
     check: Callable[[], None] = lambda: None
     """Raises InputError if a needed package is not installed."""
+    takes_photographs: bool = False
+    """True if it takes uint8[height, width, channels] of any size in place of normalised images."""
 
 
 # --- safetensors: the weights, for timm ---
@@ -114,6 +118,47 @@ def _load_onnx(about: Description, path: Path) -> Exported:
     return run
 
 
+def _write_photograph(model: nn.Module, about: Description, path: Path) -> None:
+    import onnx
+
+    _write_onnx(model, about, path)
+    whole = onnx.load(path)
+    take_photographs(whole.graph, about)
+    onnx.checker.check_model(whole, full_check=True)
+    onnx.save(whole, path)
+
+
+def _load_photograph(about: Description, path: Path) -> Exported:
+    return _photograph_session(path)
+
+
+def _photograph_session(model: Path | bytes) -> Exported:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+
+    def run(photograph_HWC: Tensor) -> Tensor:
+        logits: Any = session.run([OUTPUT], {PHOTOGRAPH: photograph_HWC.numpy()})[0]
+        return torch.from_numpy(logits)
+
+    return run
+
+
+def html_format(runtime: Mapping[str, bytes]) -> Format:
+    """The format of pages with these files of onnxruntime-web; see page.py."""
+
+    def write(model: nn.Module, about: Description, path: Path) -> None:
+        inner = path.with_suffix(".onnx")
+        _write_photograph(model, about, inner)
+        path.write_text(page(about, inner.read_bytes(), runtime), encoding="utf-8")
+        inner.unlink()
+
+    def load(about: Description, path: Path) -> Exported:
+        return _photograph_session(model_in(path.read_text("utf-8")))
+
+    return Format(write, load, _check_onnx, takes_photographs=True)
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hides warnings about operators of packages that are not installed."""
@@ -134,5 +179,7 @@ def _example(about: Description) -> Tensor:
 FORMATS = {
     "safetensors": Format(_write_safetensors, _load_safetensors),
     "onnx": Format(_write_onnx, _load_onnx, _check_onnx),
+    "photograph": Format(_write_photograph, _load_photograph, _check_onnx, takes_photographs=True),
+    "html": html_format({}),
     "pt2": Format(_write_pt2, _load_pt2),
 }

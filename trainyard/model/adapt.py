@@ -37,10 +37,12 @@ def adapt_weights(
     """
     own = model.state_dict()
     weights, log = without_prefix(source, prefix, set(own))
-    classifier = _classifier(model)
+    classifier = classifier_keys(model)
     rest = {key: tensor for key, tensor in own.items() if key not in classifier}
     if _misfits(rest, {key: w for key, w in weights.items() if key not in classifier}):
         weights = _converted(weights, model, name, classifier, log=log)
+        if source.is_ordered and _misfits(own, weights):
+            weights = _named_by_order(weights, own, classifier, log)
     _fit_classifier(weights, own, classifier, log, there=source.classes, here=classes)
     expected = own if any(key in weights for key in classifier) else rest
     if misfits := _misfits(expected, weights):
@@ -84,6 +86,31 @@ def _converted(
     return converted
 
 
+def _named_by_order(
+    weights: Weights, own: dict[str, Tensor], classifier: list[str], log: list[str]
+) -> Weights:
+    """The weights under the model's names, if both are one list of kinds and shapes.
+
+    The kind is the end of a name, such as running_mean. The classifier may have other rows. Else
+    the weights are returned unchanged.
+    """
+    theirs, ours = (
+        [name for name in names if not name.endswith(_HARMLESS)] for names in (weights, own)
+    )
+    fits = len(theirs) == len(ours) and all(
+        there.rpartition(".")[2] == here.rpartition(".")[2]
+        and weights[there].shape[here in classifier :] == own[here].shape[here in classifier :]
+        for there, here in zip(theirs, ours, strict=True)
+    )
+    if not fits:
+        return weights
+    log.append(
+        f"gave {len(ours)} tensors timm's names by their order and shapes, from {theirs[0]} to "
+        f"{ours[-1]}: check the accuracy, if the model may have its layers in another order"
+    )
+    return {here: weights[there] for there, here in zip(theirs, ours, strict=True)}
+
+
 @contextmanager
 def _strictly() -> Iterator[None]:
     """Inside, weights that timm leaves out or does not find are an error, not a line of its log."""
@@ -108,7 +135,7 @@ def _strictly() -> Iterator[None]:
 # --- the classifier ---
 
 
-def _classifier(model: nn.Module) -> list[str]:
+def classifier_keys(model: nn.Module) -> list[str]:
     """Names of the classifier's tensors; two layers in models with a distillation token.
 
     None in a model of the user that has no get_classifier().

@@ -75,7 +75,7 @@ def _of_timm(
 
     from trainyard.model import plain_vit, whitened_convnet  # noqa: F401  # timm learns their names
 
-    _check_name(config.name)
+    check_name(config.name)
     options: dict[str, Any] = {**data_options, **config.options}
     if config.drop_path is not None:
         options["drop_path_rate"] = config.drop_path
@@ -180,7 +180,8 @@ def _check_patches(model: nn.Module, config: ModelConfig, size: ImageSize) -> No
             )
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """RecipeError, with similar names, unless timm has a model of this name."""
     import timm
 
     if not timm.is_model(name):

@@ -19,13 +19,13 @@ class Mode(NamedTuple):
     reason: str
 
 
-def choose_mode(asked: str, model: nn.Module, device: torch.device, *, is_steady: bool) -> Mode:
-    """The mode to compile a model with: `asked`, unless it is "auto".
+def choose_mode(mode: str, model: nn.Module, device: torch.device, *, is_steady: bool) -> Mode:
+    """The mode to compile a model with: `mode`, unless it is "auto".
 
     `is_steady`: False if the model changes while it trains, so that it would be compiled anew.
     """
-    if asked != "auto":
-        return Mode(asked, "as the recipe says")
+    if mode != "auto":
+        return Mode(mode, "as the recipe says")
     if device.type != "cuda":
         return Mode("off", "no CUDA device")
     if not is_steady:

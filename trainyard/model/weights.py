@@ -36,6 +36,8 @@ class LoadedWeights:
     """A description for users: "model.pth, entry 'model_ema'"."""
     classes: list[str] | None = None
     """Names of the classifier's rows, if known."""
+    is_ordered: bool = False
+    """True if they are in the order of the model's layers; a .safetensors file sorts them."""
     pixels: Pixels = field(default_factory=dict)
     """How images were prepared for these weights, as far as known."""
 
@@ -63,28 +65,36 @@ def read_weights(path: Path, key: str | None = None) -> LoadedWeights:
             )
         if not _are_weights(content[key]):
             raise CheckpointError("weights.entry-without-weights", entry=key, path=path)
-        return LoadedWeights(_tensors(content[key]), f"{path}, entry {key!r}")
+        return LoadedWeights(_tensors(content[key]), f"{path}, entry {key!r}", is_ordered=True)
     if _are_weights(content):
-        header = _header(path) if path.suffix == ".safetensors" else {}
-        classes, pixels = _names(header.get("classes")), pixels_in(header)
-        return LoadedWeights(_tensors(content), str(path), classes, pixels)
+        is_sorted = path.suffix == ".safetensors"
+        header = _header(path) if is_sorted else {}
+        return LoadedWeights(
+            _tensors(content),
+            str(path),
+            _names(header.get("classes")),
+            is_ordered=not is_sorted,
+            pixels=pixels_in(header),
+        )
     for name in KEYS:
         if isinstance(content, Mapping) and _are_weights(content.get(name)):
-            return LoadedWeights(_tensors(content[name]), f"{path}, entry {name!r}")
+            return LoadedWeights(
+                _tensors(content[name]), f"{path}, entry {name!r}", is_ordered=True
+            )
     raise CheckpointError("weights.none-in-file", path=path, hint=_entries(content))
 
 
 def pretrained_weights(
-    name: str, *, key: str = "model.checkpoint", asked: str = "timm"
+    name: str, *, key: str = "model.checkpoint", value: str = "timm"
 ) -> LoadedWeights:
     """timm's pretrained weights of a model; CheckpointError if there are none.
 
-    `key` and its value `asked` are what the recipe says.
+    `key` and its value `value` are what the recipe says.
     """
     import timm
 
     if is_own(name):
-        raise CheckpointError("weights.not-in-timm", key=key, value=asked, name=name)
+        raise CheckpointError("weights.not-in-timm", key=key, value=value, name=name)
     try:
         with torch.random.fork_rng(devices=[]), _offline_without_names():
             model: Any = timm.create_model(name, pretrained=True)
@@ -92,7 +102,7 @@ def pretrained_weights(
         raise CheckpointError(
             "weights.not-downloaded",
             key=key,
-            value=asked,
+            value=value,
             name=name,
             reason=why_unreadable(error),
         ) from error

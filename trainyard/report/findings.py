@@ -73,6 +73,6 @@ def _gap(run: Run, last: Report) -> Iterator[str]:
 def _classes(run: Run) -> int | None:
     if run.classes:
         return len(run.classes)
-    if run.recorded is None or isinstance(run.recorded.said, LabelScores):
+    if run.recorded is None or isinstance(run.recorded.scores, LabelScores):
         return None
     return int(run.recorded.labels.max()) + 1

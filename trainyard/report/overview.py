@@ -41,10 +41,10 @@ def _head(run: Run) -> Html | None:
 
 def _notes(run: Run, is_named: bool) -> list[str]:
     found = findings(run)
-    said = [str(e["message"]) for e in run.history.events if e.get("event") == "remark"]
-    said = [without_secrets(text) for text in dict.fromkeys(said)]
-    said += [f"{' '.join(found)} Causes are in {PAGE}."] if found else []
-    return [*run.notes, *(f"{run.name}: {text}" if is_named else text for text in said)]
+    remarks = [str(e["message"]) for e in run.history.events if e.get("event") == "remark"]
+    remarks = [without_secrets(text) for text in dict.fromkeys(remarks)]
+    remarks += [f"{' '.join(found)} Causes are in {PAGE}."] if found else []
+    return [*run.notes, *(f"{run.name}: {text}" if is_named else text for text in remarks)]
 
 
 def _cards(run: Run) -> Html:

@@ -30,7 +30,7 @@ def predictions_sections(
     run: Run, recorded: Recorded, album: Album
 ) -> tuple[list[Section], dict[str, Any]]:
     """The sections, and the classes as data for page.js; both empty if no image could be read."""
-    scores = recorded.said
+    scores = recorded.scores
     if not scores.is_read().any():
         return [], {}
     has_lists = isinstance(scores, LabelScores)
@@ -60,7 +60,7 @@ def _classes(run: Run, recorded: Recorded) -> tuple[Html, dict[str, Any]]:
     """A histogram of many classes, and their table."""
     rows: list[_ClassRow] = [
         (_class_name(run, row.label), row.samples, row.top1, row.top5)
-        for row in per_class(recorded.said, recorded.labels)
+        for row in per_class(recorded.scores, recorded.labels)
     ]
     top1 = np.array([share for *_, share, _ in rows])
     text = (
@@ -76,7 +76,7 @@ def _listed_classes(run: Run, recorded: Recorded) -> tuple[Html, dict[str, Any]]
     """The table of classes of images with lists of labels."""
     rows: list[_ClassRow] = [
         (_class_name(run, row.label), row.samples, row.average_precision, row.f1)
-        for row in recorded.said.per_class(recorded.labels)
+        for row in recorded.scores.per_class(recorded.labels)
         if row.samples
     ]
     text = (
@@ -126,7 +126,7 @@ def _histogram(top1: NDArray[np.float64]) -> Html:
 
 
 def _confusions(run: Run, recorded: Recorded, album: Album) -> Html:
-    scores: Predictions = recorded.said
+    scores: Predictions = recorded.scores
     pairs = confusions(scores, recorded.labels, _PAIRS)
     if not pairs:
         return about("No image is taken for another class.")
@@ -149,7 +149,7 @@ def _confusions(run: Run, recorded: Recorded, album: Album) -> Html:
 
 
 def _errors(run: Run, recorded: Recorded, album: Album) -> Html:
-    scores: Predictions = recorded.said
+    scores: Predictions = recorded.scores
     wrong = np.flatnonzero(scores.is_read() & (scores.place > 1) & (scores.guess >= 0))
     if not len(wrong):
         return about("Every validation image is recognised.")
@@ -178,7 +178,7 @@ def _errors(run: Run, recorded: Recorded, album: Album) -> Html:
 
 def _listed_errors(run: Run, recorded: Recorded, album: Album) -> Html:
     """The images with the highest loss among those with a wrong or a missing label."""
-    scores: LabelScores = recorded.said
+    scores: LabelScores = recorded.scores
     losses = np.nan_to_num(scores.losses(recorded.labels), nan=np.inf).astype(np.float32)
     wrong = np.flatnonzero(((scores.logits.T > 0) != recorded.labels).any(axis=1) & scores.read)
     if not len(wrong):

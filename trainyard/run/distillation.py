@@ -56,15 +56,15 @@ def class_weights(config: LossConfig, data: Index | Stream) -> list[float] | Non
 
     A class without training samples has weight 1 if the weights are balanced.
     """
-    asked = config.class_weights
-    if asked == "balanced":
+    value = config.class_weights
+    if value == "balanced":
         assert isinstance(data, Index)  # config.py refuses it for a stream
         counts = np.bincount(data.label, minlength=len(data.classes))
         mean = counts.sum() / np.count_nonzero(counts)
         return [float(mean / count) if count else 1.0 for count in counts]
-    if asked is None:
+    if value is None:
         return None
-    weights = _read_numbers(asked) if isinstance(asked, str) else list(asked)
+    weights = _read_numbers(value) if isinstance(value, str) else list(value)
     if len(weights) != len(data.classes):
         raise RecipeError(
             "recipe.class-weights-wrong-count",
@@ -93,15 +93,15 @@ def build_teacher(
 
     RecipeError if it cannot be read, or was made for other classes or images.
     """
-    asked = config.loss.teacher
-    if asked is None:
+    location = config.loss.teacher
+    if location is None:
         return None
     sizes = {phase.image_size for phase in course.phases}
     try:
-        if Path(asked).is_dir():
-            model, about = _of_run(config, asked, classes)
+        if Path(location).is_dir():
+            model, about = _of_run(config, location, classes)
         else:
-            model, about = _of_timm(config, asked, classes, sizes)
+            model, about = _of_timm(config, location, classes, sizes)
     except InputError as error:
         if error.code.startswith("teacher."):
             raise
@@ -121,9 +121,9 @@ def build_teacher(
     return teacher
 
 
-def _of_run(config: RunConfig, asked: str, classes: Sequence[str]) -> tuple[nn.Module, str]:
+def _of_run(config: RunConfig, location: str, classes: Sequence[str]) -> tuple[nn.Module, str]:
     """The model of a run or checkpoint, and a description."""
-    folder, path = find_checkpoint(Path(asked))
+    folder, path = find_checkpoint(Path(location))
     recipe = load_recipe(str(folder / "recipe.toml"))
     checkpoint.check(path)
     progress = checkpoint.read_progress(path)
@@ -131,17 +131,17 @@ def _of_run(config: RunConfig, asked: str, classes: Sequence[str]) -> tuple[nn.M
     for number, (theirs, ours) in enumerate(zip_longest(known, classes)):
         if theirs != ours:
             raise RecipeError(
-                "teacher.class-differs", path=asked, number=number, found=theirs, wanted=ours
+                "teacher.class-differs", path=location, number=number, found=theirs, wanted=ours
             )
     data = recipe.data
-    _check_pixels(config, asked, channels=data.channels, mean=data.mean, std=data.std)
+    _check_pixels(config, location, channels=data.channels, mean=data.mean, std=data.std)
     weights = choose_weights(path, progress, True if checkpoint.averages(path) else None)
     model = trained_model(recipe, path, len(known), weights)
     return model, f"{recipe.model.name} in {path}"
 
 
 def _of_timm(
-    config: RunConfig, asked: str, classes: Sequence[str], sizes: set[ImageSize]
+    config: RunConfig, location: str, classes: Sequence[str], sizes: set[ImageSize]
 ) -> tuple[nn.Module, str]:
     """A timm model with pretrained weights, or those of a file, and a description.
 
@@ -149,11 +149,11 @@ def _of_timm(
     """
     import timm
 
-    is_file, name = Path(asked).is_file(), config.loss.teacher_model or asked
+    is_file, name = Path(location).is_file(), config.loss.teacher_model or location
     if is_file and config.loss.teacher_model is None:
-        raise RecipeError("teacher.without-model", path=asked)
-    if not is_file and not timm.is_model(asked):
-        raise RecipeError("teacher.not-found", value=asked)
+        raise RecipeError("teacher.without-model", path=location)
+    if not is_file and not timm.is_model(location):
+        raise RecipeError("teacher.not-found", value=location)
     largest = max(sizes, key=num_pixels)
     model = build_model(
         ModelConfig(name=name, channels_last=config.model.channels_last),
@@ -163,27 +163,27 @@ def _of_timm(
         channels=config.data.channels,
     )
     if is_file:
-        source = read_weights(Path(asked))
+        source = read_weights(Path(location))
     else:
-        cfg = timm.get_pretrained_cfg(asked)
+        cfg = timm.get_pretrained_cfg(location)
         if cfg is not None:
-            _check_pixels(config, asked, mean=cfg.mean, std=cfg.std)
-        source = pretrained_weights(asked, key="loss.teacher", asked=asked)
-    for said in adapt_weights(model, source, classes=classes, name=name):
-        if said.startswith(WITHOUT_CLASSIFIER):
-            reason = said.removeprefix(WITHOUT_CLASSIFIER)
-            raise RecipeError("teacher.classifier-unusable", value=asked, reason=reason)
+            _check_pixels(config, location, mean=cfg.mean, std=cfg.std)
+        source = pretrained_weights(location, key="loss.teacher", value=location)
+    for remark in adapt_weights(model, source, classes=classes, name=name):
+        if remark.startswith(WITHOUT_CLASSIFIER):
+            reason = remark.removeprefix(WITHOUT_CLASSIFIER)
+            raise RecipeError("teacher.classifier-unusable", value=location, reason=reason)
     return model, source.about
 
 
-def _check_pixels(config: RunConfig, asked: str, **theirs: object) -> None:
+def _check_pixels(config: RunConfig, location: str, **theirs: object) -> None:
     """RecipeError if the images of the student differ in a key of [data]."""
     for key, value in theirs.items():
         ours = getattr(config.data, key)
         if value != ours:
             raise RecipeError(
                 "teacher.pixels-differ",
-                value=asked,
+                value=location,
                 key=f"data.{key}",
                 found=json.dumps(value),
                 wanted=json.dumps(ours),

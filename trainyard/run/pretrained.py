@@ -38,7 +38,7 @@ def put_initial_weights(config: ModelConfig, model: nn.Module, classes: Sequence
     """Load the weights of `model.checkpoint` into the model."""
     if config.checkpoint is None:
         return Beginning()
-    source = _source(config.checkpoint, config)
+    source = initial_source(config)
     log = adapt_weights(
         model, source, classes=classes, name=config.name, prefix=config.checkpoint_prefix
     )
@@ -72,7 +72,10 @@ def with_pixels(config: RunConfig, begun: Beginning) -> RunConfig:
         raise CheckpointError("weights.invalid-pixels", source=begun.about, error=error) from None
 
 
-def _source(asked: str, config: ModelConfig) -> LoadedWeights:
+def initial_source(config: ModelConfig) -> LoadedWeights:
+    """The weights that `model.checkpoint` names. CheckpointError if there are none."""
+    asked = config.checkpoint
+    assert asked is not None
     if asked == "timm":
         return pretrained_weights(config.name)
     path = Path(asked)
@@ -96,7 +99,7 @@ def _source_in(folder: Path) -> LoadedWeights:
     of = name.partition("-")[2]
     about = f"{path}, {kind}{f' of decay {of}' if of else ''}"
     weights = checkpoint.load_weights(path, name)
-    return LoadedWeights(weights, about, progress["classes"], _pixels_of_run(run))
+    return LoadedWeights(weights, about, progress["classes"], pixels=_pixels_of_run(run))
 
 
 def _pixels_of_run(run: Path) -> Pixels:

@@ -100,11 +100,11 @@ def summary(
     found: dict[str, Any] = {}
     first, *_ = prefixes = sorted(predictions)  # "" before others
     for prefix in prefixes:
-        said = predictions[prefix]
-        if isinstance(said, LabelScores):
-            own = said.evaluation(labels).as_dict()
+        scores = predictions[prefix]
+        if isinstance(scores, LabelScores):
+            own = scores.evaluation(labels).as_dict()
         else:
-            own = said.evaluation().as_dict() | class_means(said, labels)._asdict()
+            own = scores.evaluation().as_dict() | class_means(scores, labels)._asdict()
         found |= {
             key if key in ("samples", "bad") else f"{prefix}{key}": value
             for key, value in own.items()

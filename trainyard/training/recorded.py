@@ -19,7 +19,7 @@ class Recorded(NamedTuple):
     weights: str  # prefix of metrics: "": the weights themselves, "ema_": their moving average
     labels: NDArray[Any]
     """By sample number of the validation data: int32[samples], or bool[samples, classes]."""
-    said: Any
+    scores: Any
     """Predictions, or LabelScores for images with lists of labels."""
     classes: tuple[str, ...] = ()
     """Names by class number, where they are known."""
@@ -29,12 +29,12 @@ def record(
     path: Path,
     step: int,
     labels: NDArray[Any],
-    said: Predictions | LabelScores,
+    scores: Predictions | LabelScores,
     *,
     weights: str,
 ) -> None:
     """Save the predictions of the weights, or of their moving average, over those saved before."""
-    columns = asdict(said)
+    columns = asdict(scores)
     packed = io.BytesIO()
     np.savez_compressed(
         packed, step=np.int64(step), weights=np.str_(weights), labels=labels, **columns
@@ -50,8 +50,8 @@ def load_recorded(path: Path) -> Recorded | None:
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as columns:
             kind = LabelScores if "logits" in columns else Predictions
-            said = kind(**{field.name: columns[field.name] for field in fields(kind)})
+            scores = kind(**{field.name: columns[field.name] for field in fields(kind)})
             step, weights = int(columns["step"]), str(columns["weights"])
-            return Recorded(step, weights, columns["labels"], said)
+            return Recorded(step, weights, columns["labels"], scores)
     except Exception as error:  # a damaged file raises many kinds of errors
         raise DataError("run.predictions-unreadable", path=path, reason=str(error)) from None

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.command_line import SHORT, Capture, complaint, run
+from tests.command_line import SHORT, Capture, run
+from tests.errors import check, refused
 from tests.monitor.trackers.test_read_back import environment
 from trainyard.monitor.history import read_history
 from trainyard.monitor.reports import Report
@@ -21,14 +22,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("name", ["wandb", "tensorboard", "mlflow"])
 def test_a_package_that_is_missing_is_said_before_anything_is_trained(
-    name: str, digits: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    name: str, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)  # as Python has it for what is not to be imported
     folder = tmp_path / "run"
-    said = complaint(
-        capsys, "train", "debug", "--data", digits, "--run", folder, f"--watch.{name}", "true"
-    )
-    assert said == f"trainyard: watch.{name} needs {name}: pip install 'trainyard-images[{name}]'\n"
+    words = ("train", "debug", "--data", digits, "--run", folder, f"--watch.{name}", "true")
+    check(refused(*words), "tracker.not-installed", name=name)
     assert not folder.exists()
 
 
@@ -59,7 +58,7 @@ def test_one_that_cannot_begin_does_not_end_the_run(
     history = read_history(tmp_path / "run" / "metrics.jsonl")
     (event,) = (event for event in history.events if event["event"] == "tracker")
     assert (event["level"], event["step"]) == ("warning", 0)
-    assert event["message"].startswith("watch.tensorboard is off until the run is started again")
+    assert "watch.tensorboard" in event["message"]
     assert event["message"] in capsys.readouterr().out
     assert len(history.train) == 2
 
@@ -130,7 +129,7 @@ def test_one_that_hangs_does_not_keep_the_run(
         guarded.write(REPORT)
         guarded.close()
     assert len(warnings) == 2
-    assert all("watch.hangs is off" in warning for warning in warnings)
+    assert all("watch.hangs" in warning for warning in warnings)
 
 
 def test_one_that_fails_is_off_and_that_is_said_once(answers: threading.Event) -> None:
@@ -144,7 +143,7 @@ def test_one_that_fails_is_off_and_that_is_said_once(answers: threading.Event) -
     guarded.write(REPORT)
     guarded.close()
     assert (len(warnings), tracker.is_closed) == (1, True)
-    assert warnings[0].endswith("no route to https://host/api")
+    assert "https://host/api" in warnings[0] and "secret" not in warnings[0]
 
 
 FAILING = """
@@ -193,17 +192,17 @@ def test_the_process_of_wandb_is_killed(tmp_path: Path) -> None:
     history = read_history(folder / "metrics.jsonl")
     assert [report["step"] for report in history.train] == list(range(1, 9))
     (event,) = history.events
-    assert event["message"].startswith("watch.wandb is off ")
+    assert "watch.wandb" in event["message"]
     assert event["message"] in done.stdout
 
 
-def test_a_memory_that_is_none_of_ours(digits: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_memory_that_is_none_of_ours(digits: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "trackers.json").write_text("[")
     train = ("train", "debug", "--data", digits, "--run", folder, *SHORT)
-    said = complaint(capsys, *train, "--watch.wandb", "true")
-    assert f"{folder / 'trackers.json'} cannot be read" in said
+    error = refused(*train, "--watch.wandb", "true")
+    check(error, "tracker.ids-unreadable", path=folder / "trackers.json")
 
 
 # --- steps that are made again, for TensorBoard ---

@@ -19,7 +19,7 @@ from trainyard.monitor.trackers.mlflow import MlflowTracker
 
 # In MLflow's own tables.
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.night,
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
 ]
 
@@ -65,7 +65,6 @@ def runs_of(home: Path, experiment: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.night
 def test_a_killed_run_goes_on_as_the_same_run(database: Path, digits: Path, tmp_path: Path) -> None:
     """Parameters, every figure, tags, the best evaluation and its checkpoint."""
     run, home = tmp_path / "a run", database
@@ -156,7 +155,7 @@ def test_a_server_that_is_away_does_not_end_the_run(
     assert (done.returncode, done.stderr) == (0, "")
     history = read_history(tmp_path / "run" / "metrics.jsonl")
     (event,) = (event for event in history.events if event["event"] == "tracker")
-    assert event["message"].startswith("watch.mlflow is off until the run is started again")
+    assert "watch.mlflow" in event["message"]
     assert address.partition(":")[0] in event["message"]
     assert "secret" not in (tmp_path / "run" / "metrics.jsonl").read_text() + done.stdout
     assert [report["step"] for report in history.train] == [1, 2]

@@ -37,7 +37,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="a folder, a file, shards or a URL",
     )
     parser.add_argument("destination", metavar="DESTINATION", help="folder to create")
-    parser.add_argument("--format", choices=_FORMATS, required=True)
+    parser.add_argument(
+        "--format",
+        choices=_FORMATS,
+        required=True,
+        help="format to write; a folder has checksums of its images, for sha256sum -c",
+    )
     parser.add_argument("--name", default="imagenet", help="prefix of shard names")
     parser.add_argument("--split", help="split name if LOCATION has no train and val")
     parser.add_argument(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainyard.cli.data.index import add_location
+from trainyard.cli.options import check_suffix
 from trainyard.cli.printing import print_table, size
 from trainyard.errors import InputError
 from trainyard.hints import did_you_mean
@@ -39,6 +40,12 @@ def data_show(options: argparse.Namespace) -> int:
     chosen = (options.split, options.class_name, options.rows, options.columns, options.seed)
     if options.sheet is None and chosen != (None, None, _ROWS, _COLUMNS, 0):
         raise InputError("option.needs-sheet")
+    check_suffix(options.sheet, "--sheet", ".png")  # before all is indexed
+    for name in ("rows", "columns"):
+        if not 1 <= (value := getattr(options, name)) <= 100:
+            raise InputError(
+                "option.out-of-range", option=f"--{name}", value=value, allowed="1 to 100"
+            )
     indices = open_splits(options.location)
     if options.sheet is not None:
         _draw_sheet(options, indices)
@@ -144,13 +151,6 @@ def _draw_sheet(options: argparse.Namespace, indices: dict[str, "Index"]) -> Non
     from trainyard.datasets.contact_sheet import contact_sheet, random_samples, save_sheet
 
     path = Path(options.sheet)
-    if path.suffix.lower() != ".png":
-        raise InputError("option.wrong-suffix", option="--sheet", path=path, suffix=".png")
-    for name in ("rows", "columns"):
-        if not 1 <= (value := getattr(options, name)) <= 100:
-            raise InputError(
-                "option.out-of-range", option=f"--{name}", value=value, allowed="1 to 100"
-            )
     split = options.split or next(iter(indices))
     if split not in indices:
         hint = did_you_mean(split, indices) or f", but {', '.join(indices)}"

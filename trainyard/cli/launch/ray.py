@@ -27,7 +27,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=positive, default=1, metavar="N", help="nodes (1)")
     parser.add_argument("--cpus", type=positive, default=1, metavar="N", help="per rank (1)")
     parser.add_argument(
-        "--min-nodes", type=positive, metavar="N", help="go on without nodes that are gone"
+        "--min-nodes",
+        type=positive,
+        metavar="N",
+        help="go on without nodes that are gone, after RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S (60)",
     )
     add_restarts(parser)
     where = parser.add_mutually_exclusive_group()

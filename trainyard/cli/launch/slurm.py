@@ -26,7 +26,7 @@ from trainyard.launch.slurm import Allocation, runs_of, script
 from trainyard.launch.slurm_cores import cores_per_gpu
 from trainyard.launch.slurm_queue import state_of
 
-_WISHES = {
+_SBATCH_OPTIONS = {
     "time": "time limit, after which the job is requeued and goes on: 72:00:00, or hours: 72h",
     "partition": "partition",
     "account": "account to charge",
@@ -51,9 +51,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--cpus",
         type=positive,
         metavar="N",
-        help="CPU cores for each rank; unless said, a GPU's share of its node by sinfo",
+        help="CPU cores for each rank; by default a GPU's share of its node by sinfo",
     )
-    for name, meaning in _WISHES.items():
+    for name, meaning in _SBATCH_OPTIONS.items():
         kind = _time if name == "time" else str
         parser.add_argument(f"--{name}", type=kind, metavar=name.upper(), help=meaning)
     parser.add_argument("--mail", metavar="ADDRESS", help="where to write of the end")
@@ -92,7 +92,7 @@ def launch(options: argparse.Namespace) -> int:
     check_writable(job, "the batch script")
     if options.seeds and "run.seed" in options.overrides:
         raise InputError("launch.seeds-and-seed")
-    setup, folder = [_sourced(line) for line in options.setup], Path.cwd()
+    setup, folder = [_source_if_file(line) for line in options.setup], Path.cwd()
     if options.submitit:
         return _launch_submitit(job, allocation, setup, options)
     text = script(
@@ -120,9 +120,9 @@ def launch(options: argparse.Namespace) -> int:
         env=users_environment(),  # which the job inherits, its --setup lines too
     )
     if done.returncode:
-        said = " ".join(done.stderr.split()).removeprefix("sbatch: error: ")
-        raise TrainyardError("launch.job-refused", reason=said)
-    _tell(done.stdout.strip().partition(";")[0], runs, "slurm-*.out")
+        reason = " ".join(done.stderr.split()).removeprefix("sbatch: error: ")
+        raise TrainyardError("launch.job-refused", reason=reason)
+    _print_submitted(done.stdout.strip().partition(";")[0], runs, "slurm-*.out")
     return 0
 
 
@@ -137,11 +137,11 @@ def _launch_submitit(
         raise InputError("launch.submitit-without-time")
     _check_has("sbatch")
     job_id = submit(job, allocation, setup=setup, seeds=options.seeds)
-    _tell(job_id, runs_of(job.run, options.seeds), "submitit/*.out")
+    _print_submitted(job_id, runs_of(job.run, options.seeds), "submitit/*.out")
     return 0
 
 
-def _tell(job_id: str, runs: Sequence[Path], output: str) -> None:
+def _print_submitted(job_id: str, runs: Sequence[Path], output: str) -> None:
     print(f"job {job_id} trains in {', '.join(map(str, runs))}")
     print(f"watch:  squeue -j {job_id};  tail -F {shlex.quote(str(runs[0]))}/{output}")
     print(f"stop:   scancel --signal=TERM {job_id}   (it saves first)")
@@ -172,7 +172,7 @@ def _allocation(options: argparse.Namespace) -> Allocation:
             grace=options.grace,
             least=options.grace + _BEGIN_S,
         )
-    given = {name: getattr(options, name) for name in _WISHES}
+    given = {name: getattr(options, name) for name in _SBATCH_OPTIONS}
     cpus = options.cpus or _share_of_cores(options)
     names = {field.name for field in dataclasses.fields(Allocation)} - {"wishes", "extra", "cpus"}
     return Allocation(
@@ -190,17 +190,17 @@ def _share_of_cores(options: argparse.Namespace) -> int | None:
     found = cores_per_gpu(options.partition, options.gpus)
     if found is None and options.dry_run:
         return None  # the text may be for another cluster
-    said = (
+    note = (
         f"each rank gets {found} cores, its GPU's share of a node; --cpus asks for others"
         if found
         else "sinfo names no cores and GPUs of a node, so each rank gets the cluster's default of "
         "cores, which may be one: --cpus asks for more"
     )
-    sys.stderr.write(f"trainyard: {said}\n")
+    sys.stderr.write(f"trainyard: {note}\n")
     return found
 
 
-def _sourced(line: str) -> str:
+def _source_if_file(line: str) -> str:
     """`source` for a file of lines, read when the job starts; other lines stay."""
     return f"source {shlex.quote(str(Path(line).resolve()))}" if os.path.isfile(line) else line
 

@@ -131,11 +131,11 @@ class JoinFeed:
                 batch = nothing
                 if not self._is_dry:
                     batch, self._is_dry = loader.take()
-                self._tell(len(batch.ids))
+                self._report_pass(len(batch.ids))
                 yield _padded(batch, fewest)
                 self._settle()
 
-    def _tell(self, count: int) -> None:
+    def _report_pass(self, count: int) -> None:
         """Sends the other ranks whether this one has more, and the samples of this batch."""
         self._step += 1
         self._message = torch.tensor([not self._is_dry, count])
@@ -163,13 +163,13 @@ class JoinFeed:
             raise error
         self._ends.append(self._step)
         self._is_dry = False
-        said = self._course.epoch_samples
+        announced = self._course.epoch_samples
         steps = self._step - max(self._ends[:-1], default=0)
         message = (
-            f"pass {len(self._ends)} is over: {seen:,} samples (data.samples = {said:,}) in "
+            f"pass {len(self._ends)} is over: {seen:,} samples (data.samples = {announced:,}) in "
             f"{steps:,} steps"
         )
-        if num_passes(self._course) and steps > math.ceil(said / self._batch):
+        if num_passes(self._course) and steps > math.ceil(announced / self._batch):
             message += (
                 f"; schedules end before the run does: data.samples = {steps * self._batch}, full "
                 "batches for all of these steps, makes them end with it"

@@ -256,7 +256,7 @@ def _joined(segments: list[_Segment], guesses: Iterator[_Walked]) -> Iterator[_P
         yield from _parts(tar := BufferedTarReader(last), members(tar, position))
 
 
-_told: list[str] = []  # the one stream of which this process has told: each comes again
+_reported: list[str] = []  # the one stream of which this process has told: each comes again
 
 
 class Streamed(NamedTuple):
@@ -277,8 +277,8 @@ def streamed(tar: SequentialReader) -> Iterator[Streamed]:
             raise DataError("stream.label-lists", path=tar.name, sample=key)
         yield Streamed(key, image.member.offset, image.content, label)
     tar.finish()
-    if (left_out := shard.left_out()) and not _told:
-        _told.append(tar.name)
+    if (left_out := shard.left_out()) and not _reported:
+        _reported.append(tar.name)
         print_line(f"{tar.name}: left out: {left_out}")
 
 

@@ -250,7 +250,7 @@ def _tables(scan: Scan, progress: Progress) -> dict[str, _Table]:
 def _name_classes(scan: Scan, tables: dict[str, _Table]) -> list[str] | None:
     """The names of the classes, or None; relabels the tables to number them in sorted order."""
     where = scan.place.location
-    manifest = manifest_of(scan.place.root, scan.place.names, tells=True)
+    manifest = manifest_of(scan.place.root, scan.place.names, warns=True)
     known = plain_names((manifest and manifest.classes) or (), where)
     names = plain_names(scan.classes or (), where)
     # Records of TFRecord name their classes; without any record only the manifest does.

@@ -67,10 +67,10 @@ class _File(Manifest):
     version: int
 
 
-def read_manifest(folder: str, *, tells: bool = False, data: str = "") -> Manifest | None:
+def read_manifest(folder: str, *, warns: bool = False, data: str = "") -> Manifest | None:
     """The manifest of a folder or URL; None if it has none, or its server does not give it.
 
-    A file of the same name from another program does not count; `tells` reports it on stderr.
+    A file of the same name from another program does not count; `warns` reports it on stderr.
     `data`: a file of the data, if it is known. DataError for a damaged manifest.
     """
     name = os.path.join(folder, FILE_NAME)
@@ -83,7 +83,7 @@ def read_manifest(folder: str, *, tells: bool = False, data: str = "") -> Manife
         source.close()
     if _is_ours(text):
         return _parse(name, text)
-    if tells:
+    if warns:
         print_line(f"{name}: not written by Trainyard; passed over")
     return None
 
@@ -112,17 +112,17 @@ def _open_optional(name: str, data: str) -> Source | None:
     return None
 
 
-def manifest_of(root: str, names: tuple[str, ...], *, tells: bool = False) -> Manifest | None:
+def manifest_of(root: str, names: tuple[str, ...], *, warns: bool = False) -> Manifest | None:
     """The manifest that lists any of these files; it may lie in the folder or above it.
 
-    For `tells` see `read_manifest`.
+    For `warns` see `read_manifest`.
     """
     above, _, last = root.rstrip("/").rpartition("/")
     for folder, prefix in ((root, ""), (above, f"{last}/")):
         if not folder or (is_remote(root) and folder.endswith(":/")):  # above a server
             continue
         data = os.path.join(root, names[0]) if names else root
-        manifest = read_manifest(folder, tells=tells, data=data)
+        manifest = read_manifest(folder, warns=warns, data=data)
         listed = (
             {s.name for split in manifest.splits.values() for s in split.shards} if manifest else ()
         )

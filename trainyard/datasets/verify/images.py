@@ -186,7 +186,7 @@ class _Examiner:
         return part
 
     def _look(self, part: _Part, sample: int, content: bytes) -> None:
-        """Adds what is to be said of an image."""
+        """Adds what is to be reported about an image."""
         reason = decode_batch([content], _corner, _pixel(content), "bilinear").get(0)
         if reason is not None:
             part.bad.append((sample, reason))

@@ -255,8 +255,8 @@ class _Pairs:
         file, offset, _ = other.index.locate(original)
         place = f"{file}, byte {offset}" if offset else file
         ours, theirs = split.index.class_names(sample), other.index.class_names(original)
-        said = f"{', '.join(map(repr, ours))} instead of {', '.join(map(repr, theirs))}"
-        classes = f", but of class {said}" if ours != theirs else ""
+        names = f"{', '.join(map(repr, ours))} instead of {', '.join(map(repr, theirs))}"
+        classes = f", but of class {names}" if ours != theirs else ""
         return split.finding(sample, f"the same bytes as {place}{classes}")
 
     def _locate(self, row: int) -> tuple[VerifiedSplit, int]:

@@ -1,6 +1,6 @@
 """Packets that come in late, for kernels without netem: started by network.py, not by hand.
 
-python benchmarks/delay.py PID ...
+python tests/services/delay.py PID ...
 
 The network namespace of each process PID gets an nftables rule that queues what comes in by
 Ethernet to this process (nfqueue). A packet's number is all that is told, not its content; when it

@@ -1,10 +1,10 @@
 """Hosts on an emulated network, all on one machine.
 
-python -m benchmarks.network [--mbit 100] [--delay 5] [--slow HOST:MBIT ...] HOSTS COMMAND ...
+python -m tests.services.network [--mbit 100] [--delay 5] [--slow HOST:MBIT ...] HOSTS COMMAND ...
 
 runs COMMAND once on each host, with RANK and the like set as torchrun does for one rank a host:
 
-python -m benchmarks.network --mbit 100 --delay 5 4 trainyard train digits --run runs/slow
+python -m tests.services.network --mbit 100 --delay 5 4 trainyard train digits --run runs/slow
 
 Needs Linux, root (or CAP_SYS_ADMIN and CAP_NET_ADMIN) and iproute2. A host is a network namespace
 with one link to a bridge. What a host sends is limited to a rate (tc's tbf); what it receives is

@@ -1,0 +1,120 @@
+"""Exports that take a photograph say what the classifier says of it, and so does the page."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from skimage import data
+
+from tests.command_line import run
+from tests.errors import check, raises, refused
+from trainyard.classifier import Classifier, load
+from trainyard.export.export import Exporter
+from trainyard.export.page import model_in, read_runtime
+
+pytestmark = pytest.mark.slow
+
+Pixels = NDArray[np.uint8]
+RUNTIME = {"library": b"export {}", "wasm": b"\0asm"}
+
+
+def photographs() -> list[Pixels]:
+    """Wide, tall and smaller than the model's input."""
+    wide: Pixels = data.coffee()  # type: ignore[no-untyped-call]
+    return [wide, wide[:, 100:333], wide[:19, :25]]
+
+
+def exported(classifier: Classifier, folder: Path) -> onnxruntime.InferenceSession:
+    path = folder / "model.onnx"
+    Exporter(classifier).to_file(path, "photograph")
+    return onnxruntime.InferenceSession(path)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"data.interpolation": "bicubic"},
+        {"data.interpolation": "bilinear", "data.crop_pct": "0.7"},
+        {"data.eval_size": "[24, 40]", "data.crop_pct": "1"},
+    ],
+)
+def test_the_classes_are_the_classifiers(
+    overrides: dict[str, str], convolutions: Path, tmp_path: Path
+) -> None:
+    """Single grey levels differ by rounding: onnxruntime has no weights of 15 bits."""
+    classifier = load(convolutions, overrides=overrides)
+    session = exported(classifier, tmp_path)
+    for photograph in photographs():
+        expected = classifier.logits(classifier.preprocess([photograph]))[0].numpy()
+        probabilities, names, logits = session.run(
+            ["probabilities", "names", "logits"], {"photograph": photograph}
+        )
+        np.testing.assert_allclose(logits[0], expected, atol=0.02 * np.abs(expected).max())
+        shares = np.exp(expected) / np.exp(expected).sum()
+        np.testing.assert_allclose(probabilities, shares, atol=0.02)
+        assert tuple(names) == classifier.classes
+
+
+def test_a_page_holds_the_model_and_its_classes(convolutions: Path, tmp_path: Path) -> None:
+    classifier = load(convolutions)
+    path = tmp_path / "page.html"
+    Exporter(classifier, runtime=RUNTIME).to_file(path, "html")
+    text = path.read_text("utf-8")
+    session = onnxruntime.InferenceSession(model_in(text))
+    (photograph, *_) = photographs()
+    (probabilities,) = session.run(["probabilities"], {"photograph": photograph})
+    (guess,) = classifier.predict([photograph], top=1)[0]
+    settings = re.search(r'id="settings">(.*?)</script>', text)
+    assert settings is not None
+    assert json.loads(settings[1])["classes"][probabilities.argmax()] == guess.name
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["page.html", "page.html.md"]
+
+
+def test_what_does_not_go_together(convolutions: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with raises("export.no-onnxruntime-web"):
+        read_runtime(tmp_path / "other")
+    with raises("file.unreadable"):
+        read_runtime(tmp_path / "none.tgz")
+    for words, code in (
+        (["page.html"], "export.page-without-runtime"),
+        (["a.onnx", "--onnxruntime-web", tmp_path], "export.runtime-without-page"),
+        (["a.pt2", "--photograph"], "export.photograph-not-onnx"),
+        (["--hub", tmp_path / "hub", "--photograph"], "option.photograph-without-file"),
+    ):
+        check(refused("export", convolutions, *words), code)
+
+
+@pytest.mark.night
+def test_a_photograph_in_a_browser(convolutions: Path, tmp_path: Path) -> None:
+    """Without a network, from a file, by onnxruntime-web as it is published."""
+    import subprocess
+
+    from playwright.sync_api import sync_playwright
+
+    chromium, npm = shutil.which("chromium"), shutil.which("npm")
+    if chromium is None or npm is None:
+        pytest.skip("needs chromium and npm")
+    subprocess.run([npm, "pack", "--silent", "onnxruntime-web"], cwd=tmp_path, check=True)
+    (package,) = tmp_path.glob("*.tgz")
+    page, photograph = tmp_path / "page.html", tmp_path / "coffee.png"
+    assert run("export", convolutions, page, "--onnxruntime-web", package) == 0
+    Image.fromarray(photographs()[0]).save(photograph)
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        tab = browser.new_context(offline=True).new_page()
+        tab.goto(page.as_uri())
+        tab.wait_for_selector("body[data-ready]")
+        tab.set_input_files("#files", photograph)
+        tab.wait_for_selector("article")
+        rows = tab.inner_text("article table").split()
+        browser.close()
+    (guesses,) = load(convolutions).predict([photograph])
+    assert rows[0] == guesses[0].name
+    assert float(rows[1].rstrip("%")) / 100 == pytest.approx(guesses[0].probability, abs=0.02)

