@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 import tracemalloc
 from pathlib import Path
@@ -272,7 +273,7 @@ def test_train_go_on_and_evaluate(halves: list[Path], tmp_path: Path, capsys: Ca
 
 def test_launch_hands_on_each_location(halves: list[Path], capsys: Capture) -> None:
     line = shown(capsys, "launch", "local", "debug", *of(halves), "--dry-run")
-    assert " ".join(of(halves)) in line
+    assert shlex.join(of(halves)) in line
 
 
 def test_weights_of_another_number(halves: list[Path], tmp_path: Path) -> None:

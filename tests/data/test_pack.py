@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import io
+import os
 import shutil
 import subprocess
 from collections import Counter
@@ -131,7 +132,11 @@ def test_files_of_a_folder_have_their_checksums(all_formats: dict[str, Path]) ->
     folder = all_formats["folder"]
     lists = [str(path) for path in sorted((folder / "checksums").iterdir())]
     checked = subprocess.run(
-        ["sha256sum", "--check", "--strict", *lists], cwd=folder, capture_output=True, text=True
+        ["sha256sum", "--check", "--strict", *lists],
+        cwd=folder,
+        env=os.environ | {"LC_ALL": "C"},
+        capture_output=True,
+        text=True,
     )
     assert checked.returncode == 0
     assert checked.stdout.count(": OK\n") == sum(COUNTS.values())

@@ -223,7 +223,7 @@ def test_a_label_that_is_wrong_is_named(
 
 
 def test_a_pipe_is_what_a_command_writes(shards: str) -> None:
-    piped = list(walk(spec(f"pipe:cat < {shards} | cat")))
+    piped = list(walk(spec(f"pipe:cat < '{shards}' | cat")))
     assert piped == list(walk(spec(shards)))
 
 
@@ -235,11 +235,12 @@ def test_a_script_in_a_pipe_imports_what_lies_beside_it(
     monkeypatch.setenv("PYTHONSAFEPATH", users_own)
     (tmp_path / "beside.py").write_text("text = 'found'\n")
     (tmp_path / "script.py").write_text("import beside; print(beside.text)\n")
+    script = f"pipe:'{sys.executable}' '{tmp_path}/script.py'"
     program = (
         "import sys; sys.argv = ['trainyard', 'recipes']\n"
         "from trainyard import __main__, command_line\n"
         "from trainyard.data.stream.open_shard import open_shard\n"
-        f"location = 'pipe:{sys.executable} {tmp_path}/script.py'\n"
+        f"location = {script!r}\n"
         "read = lambda: open_shard(location).read().decode()\n"
         "command_line.main = lambda: sys.stdout.write(read()) * 0\n"
         "__main__.command()\n"
@@ -252,9 +253,9 @@ def test_a_script_in_a_pipe_imports_what_lies_beside_it(
     ("command", "code", "fields"),
     [
         ("false", "stream.pipe-failed", {"command": "pipe:false", "reason": "exit code 1"}),
-        ("cat {0}; exit 3", "stream.pipe-failed", {"reason": "exit code 3"}),
-        ("cat {0}; kill -9 $$", "stream.pipe-failed", {"reason": "signal 9"}),
-        ("head -c 3000 {0}", "tar.truncated", {}),
+        ("cat '{0}'; exit 3", "stream.pipe-failed", {"reason": "exit code 3"}),
+        ("cat '{0}'; kill -9 $$", "stream.pipe-failed", {"reason": "signal 9"}),
+        ("head -c 3000 '{0}'", "tar.truncated", {}),
         ("true", "tar.truncated", {"path": "pipe:true"}),
         ("no-such-command", "stream.pipe-failed", {"reason": "exit code 127"}),
     ],
@@ -274,7 +275,7 @@ def test_a_command_that_fails_is_named(
 def test_commands_end_with_who_reads_them(tmp_path: Path, end: str) -> None:
     """They write nothing, so they would never find out; and the shell that began them is gone."""
     note = tmp_path / "pid"
-    loader = StreamLoader(spec(f"pipe:sleep 1000 & echo $! > {note}; wait"))
+    loader = StreamLoader(spec(f"pipe:sleep 1000 & echo $! > '{note}'; wait"))
     command = os.pidfd_open(noted(note, loader))
     if end == "killed":
         loader._process.kill()
@@ -388,7 +389,8 @@ def test_a_bad_image_is_named_by_shard_and_key(tmp_path: Path) -> None:
 
 def test_an_error_comes_after_the_batches_before_it(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "x.tar", [("1.png", png(1)), ("1.cls", b"1")])
-    once = f"pipe:test -e {tmp_path}/second && exit 1; touch {tmp_path}/second; cat {path}"
+    second = tmp_path / "second"
+    once = f"pipe:test -e '{second}' && exit 1; touch '{second}'; cat '{path}'"
     with StreamLoader(spec(once, num_passes=3)) as loader:
         assert loader.take()[1]
         with raises("stream.pipe-failed", reason="exit code 1") as caught:
@@ -400,8 +402,10 @@ def test_an_error_comes_after_the_batches_before_it(tmp_path: Path) -> None:
 def test_signals_that_end_a_run_do_not_end_a_command(shards: str, tmp_path: Path) -> None:
     """A scheduler may send them to all processes; the trainer still wants its last batches."""
     shard, note, go = shards.replace("{000..004}", "004"), tmp_path / "pid", tmp_path / "go"
-    wait = f"until test -e {go}; do sleep 0.01; done"
-    with StreamLoader(spec(f"pipe:echo $$ > {note}; {wait}; cat {shard}", num_passes=1)) as loader:
+    wait = f"until test -e '{go}'; do sleep 0.01; done"
+    with StreamLoader(
+        spec(f"pipe:echo $$ > '{note}'; {wait}; cat '{shard}'", num_passes=1)
+    ) as loader:
         shell = noted(note, loader)
         for number in ENDING_SIGNALS:
             os.kill(shell, number)
