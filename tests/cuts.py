@@ -19,7 +19,7 @@ SIGNALS = {"stopped": signal.SIGTERM, "asked to come back": signal.SIGUSR1}
 
 
 class Killed(BaseException):
-    """What no handler expects, as a kill."""
+    """An end that no handler expects, like a kill."""
 
 
 def kill(*_: object) -> None:

@@ -94,7 +94,7 @@ class Seen(NamedTuple):
 
 
 def train_on(world: World, config: RunConfig, folder: Path) -> list[Seen]:
-    """What this rank trained on."""
+    """The batches that this rank trained on."""
     torch.set_num_threads(1)
     seen: list[Seen] = []
 
@@ -202,7 +202,7 @@ class TwoRanks(NamedTuple):
     """After 13 updates, and the checkpoint of step 12: in the midst of a pass."""
     resumed: Path
     steps: list[int]
-    """Those that the first rank made when it was started again."""
+    """Steps that the first rank made after its restart."""
 
 
 def go_on_in_the_midst_of_a_pass(world: World, shards: Path, folder: Path) -> list[int]:

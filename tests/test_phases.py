@@ -101,7 +101,7 @@ def test_reports_have_the_rates(uninterrupted: Path) -> None:
 
 
 def watch(world: World, config: RunConfig, folder: Path, die_after: int | None) -> list[Row]:
-    """What this rank updates with, step by step."""
+    """The ids and sizes of this rank's batches, step by step."""
     torch.set_num_threads(1)
     seen: list[Row] = []
 

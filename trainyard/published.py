@@ -13,7 +13,7 @@ from trainyard.classifier import Classifier
 from trainyard.config import RunConfig, override
 from trainyard.errors import CheckpointError
 from trainyard.image_size import as_size
-from trainyard.model.adapt import WITHOUT_CLASSIFIER, adapt_weights, classifier_keys
+from trainyard.model.adapt import adapt_weights, classifier_keys, why_without_classifier
 from trainyard.model.build import check_name
 from trainyard.model.weights import LoadedWeights, pixels_in
 from trainyard.run.build import build_run_model
@@ -71,10 +71,8 @@ def _adapted(
     """The model with these weights, and how they were adapted."""
     model = build_run_model(config, len(classes))
     log = adapt_weights(model, source, classes=classes, name=config.model.name)
-    for remark in log:
-        if remark.startswith(WITHOUT_CLASSIFIER):
-            reason = remark.removeprefix(WITHOUT_CLASSIFIER)
-            raise CheckpointError("weights.classifier-unusable", source=source.about, reason=reason)
+    if reason := why_without_classifier(log):
+        raise CheckpointError("weights.classifier-unusable", source=source.about, reason=reason)
     return model, log
 
 

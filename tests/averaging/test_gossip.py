@@ -196,7 +196,7 @@ def fails_on_one(size: int, local_size: int) -> list[list[list[int]]]:
 
 
 def codes(world: World) -> list[str]:
-    """Of the errors about functions of one's own."""
+    """The codes of the errors about two topologies: functions of this module."""
     found = []
     for name in ("differs", "fails_on_one"):
         with pytest.raises(TrainyardError) as caught:

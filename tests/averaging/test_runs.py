@@ -12,33 +12,17 @@ import trainyard.run.trainer
 from tests.command_line import newest
 from tests.errors import raises
 from tests.runs import (
-    OPTIONS,
-    RESNET,
     events,
-    of_digits,
     on_each_step,
     read,
 )
 from tests.spawn import spawn, train_joined
-from trainyard.config import RunConfig, load_recipe
+from tests.training.test_resume_ranks import recipe
+from trainyard.config import RunConfig
 from trainyard.training.step import TrainStep
 from trainyard.world import World
 
 pytestmark = pytest.mark.slow
-
-NUM_STEPS, SIZE = 9, 2
-BASE = OPTIONS | {
-    "model.ema_decay": "0.9",
-    "run.length": f"{NUM_STEPS} steps",
-    "run.save_every": "2 steps",
-    "run.eval_every": "5 steps",
-    "run.keep": "6",
-}
-GOSSIP = {"average.name": "gossip", "average.topology": "ring"}
-
-
-def recipe(digits: Path, **options: str) -> RunConfig:
-    return load_recipe("debug", BASE | of_digits(digits) | RESNET | GOSSIP | options)
 
 
 def train_on_bad_data(world: World, config: RunConfig, folder: Path) -> list[int]:
@@ -59,7 +43,7 @@ def train_on_bad_data(world: World, config: RunConfig, folder: Path) -> list[int
 def test_the_gradients_of_one_replica_send_all_back(digits: Path, tmp_path: Path) -> None:
     changes = {"run.max_skipped": "5", "run.length": "12 steps", "run.save_every": "5 steps"}
     folder = tmp_path / "run"
-    ranks = spawn(train_on_bad_data, 2, recipe(digits, **changes), folder)
+    ranks = spawn(train_on_bad_data, 2, recipe(digits, "gossip", **changes), folder)
     assert ranks == [[*range(10), *range(5, 12)]] * 2
     assert [event["step"] for event in events(folder, "rolled back")] == [5]
     skipped = [line["skipped"] for line in read(folder) if line["kind"] == "train"]
@@ -81,7 +65,7 @@ def train_wrongly(world: World, config: RunConfig, folder: Path) -> None:
 
 
 def test_a_mistake_is_named_before_a_directory_is_made(digits: Path, tmp_path: Path) -> None:
-    config = recipe(digits, **{"average.topology": "one-peer-exponential"})
+    config = recipe(digits, "gossip", **{"average.topology": "one-peer-exponential"})
     spawn(train_wrongly, 3, config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -89,11 +73,11 @@ def test_a_mistake_is_named_before_a_directory_is_made(digits: Path, tmp_path: P
 def test_schedule_free_optimizers_are_refused(digits: Path) -> None:
     keys = {"optim.name": "schedule_free_sgd", "schedule.name": "constant"}
     with raises("recipe.keys-conflict"):
-        recipe(digits, **keys, **{"run.bn_samples": "64"})
+        recipe(digits, "gossip", **keys, **{"run.bn_samples": "64"})
 
 
 def test_a_world_of_one_runs(digits: Path, tmp_path: Path) -> None:
-    config = recipe(digits, **{"run.length": "2 steps"})
+    config = recipe(digits, "gossip", **{"run.length": "2 steps"})
     trainyard.run.trainer.train(
         config, tmp_path / "run", world=World(), console=Console(quiet=True)
     )

@@ -18,7 +18,7 @@ from trainyard.datasets.pack.journal import Part, locked
 
 @pytest.fixture(scope="module")
 def whole(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one machine writes. Not to be written to."""
+    """The pack that one machine writes. Tests only read it."""
     folder = tmp_path_factory.mktemp("whole") / "out"
     assert run(*words(digits, folder, *FEW)) == 0
     return folder

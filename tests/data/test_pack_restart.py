@@ -82,7 +82,7 @@ def complete(destination: Path) -> dict[Path, int]:
 def test_a_pack_that_ends_early_goes_on_to_the_same_bytes(
     format: str, digits: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """What is complete is not written again."""
+    """Shards that are complete are not written again."""
     val = digits / "val"
     assert run(*words(val, tmp_path / "whole", *FEW, format=format)) == 0
     points = {"add": 2} | (ELSEWHERE if format == "webdataset" else {})

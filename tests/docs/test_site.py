@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 import trainyard
+from tests.browser import chromium
 from tests.docs.pages import ROOT
 from tests.docs.pages import subparsers as subcommands
 from trainyard.command_line import _parser
@@ -89,15 +89,8 @@ def _is_ours(error: type[TrainyardError]) -> bool:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no chromium here")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with chromium() as started:
         yield started
-        started.close()
 
 
 def test_pages_ask_for_nothing_from_elsewhere_and_fit(site: Path, browser: Any) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from skimage import data
 
+from tests.browser import chromium
 from tests.command_line import run
 from tests.errors import check, raises, refused
 from trainyard.classifier import Classifier, load
@@ -94,27 +96,20 @@ def test_what_does_not_go_together(convolutions: Path, tmp_path: Path) -> None:
 @pytest.mark.night
 def test_a_photograph_in_a_browser(convolutions: Path, tmp_path: Path) -> None:
     """Without a network, from a file, by onnxruntime-web as it is published."""
-    import subprocess
-
-    from playwright.sync_api import sync_playwright
-
-    chromium, npm = shutil.which("chromium"), shutil.which("npm")
-    if chromium is None or npm is None:
-        pytest.skip("needs chromium and npm")
+    if (npm := shutil.which("npm")) is None:
+        pytest.skip("needs npm")
     subprocess.run([npm, "pack", "--silent", "onnxruntime-web"], cwd=tmp_path, check=True)
     (package,) = tmp_path.glob("*.tgz")
     page, photograph = tmp_path / "page.html", tmp_path / "coffee.png"
     assert run("export", convolutions, page, "--onnxruntime-web", package) == 0
     Image.fromarray(photographs()[0]).save(photograph)
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with chromium() as browser:
         tab = browser.new_context(offline=True).new_page()
         tab.goto(page.as_uri())
         tab.wait_for_selector("body[data-ready]")
         tab.set_input_files("#files", photograph)
         tab.wait_for_selector("article")
         rows = tab.inner_text("article table").split()
-        browser.close()
     (guesses,) = load(convolutions).predict([photograph])
     assert rows[0] == guesses[0].name
     assert float(rows[1].rstrip("%")) / 100 == pytest.approx(guesses[0].probability, abs=0.02)

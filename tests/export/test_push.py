@@ -132,6 +132,6 @@ def test_nothing_is_uploaded_before_the_export_was_checked(
     hub: Hub, convolutions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noise = [torch.full((1, 3, 32, 32), torch.nan)]
-    monkeypatch.setattr("trainyard.export.export.examples", lambda _: noise)
+    monkeypatch.setattr("trainyard.export.check._batches", lambda *_: noise)
     assert run("export", convolutions, *PUSH) == 1
     assert hub.asked == ["GET /api/whoami-v2"]

@@ -1,4 +1,4 @@
-"""What every launcher does with its ranks, which are stubs: environment, restarts and signals."""
+"""Every launcher gives its ranks, stubs here, their environment, restarts and signals."""
 
 import json
 import os

@@ -122,7 +122,7 @@ def fails_without(test: str) -> bool:
 
 
 def tried(fault: Fault) -> Outcome:
-    """What the tests of a fault's own say: the quick ones, then the slow ones."""
+    """The outcome of a fault under its own tests: the quick ones, then the slow ones."""
     if fault.is_stale:
         return Outcome("stale")
     begin = time.monotonic()
@@ -141,7 +141,7 @@ def tried(fault: Fault) -> Outcome:
 
 
 def tried_by_all(some: Sequence[Fault]) -> dict[str, Outcome]:
-    """What the whole quick tier says of faults that their own tests do not find.
+    """The outcomes under the whole quick tier of faults that their own tests do not find.
 
     It runs once, with all of them; then each test that fails runs with each fault alone.
     """

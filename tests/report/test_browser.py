@@ -1,7 +1,6 @@
 """The page in a real browser."""
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import browser
 from tests.report.conftest import STEPS
 from tests.report.histories import record_some, train_report, write_run
 from tests.tiers import tiered
@@ -17,22 +17,14 @@ from trainyard.report.page import write_report
 
 pytestmark = pytest.mark.slow
 
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="pip install playwright axe-playwright-python"
-)
 NARROW = {"width": 360, "height": 740}
 HOSTILE = "<script>document.title='hacked'</script><img src=x onerror=alert(1)>"
 
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    path = shutil.which("chromium") or shutil.which("chromium-browser")
-    with playwright.sync_playwright() as driver:
-        if path is None and not Path(driver.chromium.executable_path).exists():
-            pytest.skip("no browser: apt-get install chromium, or playwright install chromium")
-        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
+    with browser.chromium() as started:
+        yield started
 
 
 class Tab:

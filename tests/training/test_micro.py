@@ -382,7 +382,7 @@ def test_a_process_with_little_memory_has_the_losses_of_one_with_enough(
 
 
 def check_losses(little: list[dict[str, Any]], plenty: list[dict[str, Any]]) -> None:
-    """Those of runs of two steps, of which the first had to take smaller micro-batches."""
+    """Compare two runs of two steps; the first run had to take smaller micro-batches."""
     smaller = [
         [line for line in lines if line.get("event") == "smaller micro-batch"]
         for lines in (little, plenty)

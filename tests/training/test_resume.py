@@ -1,4 +1,4 @@
-"""Whose a run directory is, what stands in the way of a run, and what makes it go on otherwise."""
+"""Run directories: their owners, obstacles to a start, and changes that a resumed run accepts."""
 
 import errno
 import json

@@ -186,7 +186,9 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
 
 
 def cells() -> list[Any]:
-    """Of each run one cut in the slow tier, and all of the first run, one of which is quick.
+    """The cells, with their tiers. One cut of each run is slow, and so are those of the first run.
+
+    The first cell of all is quick.
 
     One is added: a stop at the very look that sends the run back, which it is to do when resumed.
     """

@@ -50,23 +50,22 @@ def plain_model(classifier: Classifier) -> nn.Module:
     return model.to(memory_format=torch.contiguous_format).eval()
 
 
-def examples(classifier: Classifier) -> list[Tensor]:
-    """Batches to compare on: noise, and validation images if they can be read."""
+def _batches(classifier: Classifier, real: list[bytes]) -> list[Tensor]:
+    """Batches to compare on: noise, and the real images."""
     size, generator = height_width(classifier.image_size), torch.Generator().manual_seed(0)
     channels = classifier.config.data.channels
     noise = [torch.randn(count, channels, *size, generator=generator) for count in _RANDOM]
-    contents = _real(classifier)
-    return [*noise, classifier.preprocess(contents).cpu().float()] if contents else noise
+    return [*noise, classifier.preprocess(real).cpu().float()] if real else noise
 
 
-def photographs(classifier: Classifier) -> list[Tensor]:
-    """uint8[height, width, channels]: blurred noise, and validation images if they can be read."""
+def _photographs(classifier: Classifier, real: list[bytes]) -> list[Tensor]:
+    """uint8[height, width, channels]: blurred noise, and the real images, grey or RGB."""
     channels, random = classifier.config.data.channels, np.random.default_rng(0)
     coarse = torch.from_numpy(random.uniform(0, 255, (1, channels, 6, 8)))
     noise = [F.interpolate(coarse, size, mode="bicubic") for size in _SIZES]
     found = [one[0].round().clamp(0, 255).byte().permute(1, 2, 0) for one in noise]
     if channels in (1, 3):
-        found += [_pixels(classifier, content) for content in _real(classifier)]
+        found += [_pixels(classifier, content) for content in real]
     return [photograph.contiguous() for photograph in found]
 
 
@@ -78,7 +77,7 @@ def _pixels(classifier: Classifier, content: bytes) -> Tensor:
     return torch.from_numpy(np.array(image).reshape(image.height, image.width, data.channels))
 
 
-def _real(classifier: Classifier) -> list[bytes]:
+def real_images(classifier: Classifier) -> list[bytes]:
     """Encoded images, spread over the validation data; empty if it is not available."""
     locations, _, side = source_of(classifier.config.data, "val")
     location = locations if isinstance(locations, str | None) else locations[0]
@@ -101,17 +100,24 @@ def _readable(classifier: Classifier, index: Index) -> Iterator[bytes]:
         yield content
 
 
-def compare(model: nn.Module, exported: Exported, batches: Sequence[Tensor]) -> Difference:
-    """The difference of an exported model from the model; DiffersError if it is too large."""
-    num_real = len(batches[-1]) if len(batches) > len(_RANDOM) else 0
+def compare_batches(
+    classifier: Classifier, model: nn.Module, exported: Exported, real: list[bytes]
+) -> Difference:
+    """The difference of an exported model from the model; DiffersError if it is too large.
+
+    `real`: images to compare on besides noise.
+    """
+    batches = _batches(classifier, real)
     with torch.no_grad():
         pairs = [(model(images_BCHW), exported(images_BCHW)) for images_BCHW in batches]
-    return _difference(pairs, num_real, _TOLERANCE)
+    return _difference(pairs, len(real), _TOLERANCE)
 
 
-def compare_photographs(classifier: Classifier, model: nn.Module, exported: Exported) -> Difference:
+def compare_photographs(
+    classifier: Classifier, model: nn.Module, exported: Exported, real: list[bytes]
+) -> Difference:
     """The same for an export that takes photographs; `model` gets them as in an evaluation."""
-    found = photographs(classifier)
+    found = _photographs(classifier, real)
     with torch.no_grad():
         pairs = [
             (model(classifier.preprocess([one.numpy()]).cpu().float()), exported(one))

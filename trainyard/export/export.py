@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from torch import Tensor, nn
+from torch import nn
 
 from trainyard.classifier import Classifier
 from trainyard.errors import DiskError, InputError, TrainyardError
@@ -16,10 +16,10 @@ from trainyard.export.card import MADE_BY, card
 from trainyard.export.check import (
     Difference,
     DiffersError,
-    compare,
+    compare_batches,
     compare_photographs,
-    examples,
     plain_model,
+    real_images,
 )
 from trainyard.export.description import Description, describe
 from trainyard.export.formats import FORMATS, html_format
@@ -55,10 +55,10 @@ class Exporter:
     ) -> None:
         """`license`: an identifier for the cards, such as apache-2.0. `runtime`: for a page, the
         files of onnxruntime-web; see page.py."""
-        self._html = html_format(runtime or {})
+        self._formats = FORMATS | {"hub": HUB, "html": html_format(runtime or {})}
         self._classifier = classifier
         self._model: nn.Module = plain_model(classifier)
-        self._examples: list[Tensor] = examples(classifier)
+        self._real = real_images(classifier)
         self._about: Description = describe(classifier, license)
         self._bytes = sum(weight.nbytes for weight in self._model.state_dict().values())
 
@@ -135,12 +135,11 @@ class Exporter:
     def _checked(self, kind: str, path: Path) -> Difference:
         """Write, reload and compare."""
         try:
-            form = {"hub": HUB, "html": self._html}.get(kind) or FORMATS[kind]
+            form = self._formats[kind]
             form.write(self._model, self._about, path)
             exported = form.load(self._about, path)
-            if form.takes_photographs:
-                return compare_photographs(self._classifier, self._model, exported)
-            return compare(self._model, exported, self._examples)
+            compare = compare_photographs if form.takes_photographs else compare_batches
+            return compare(self._classifier, self._model, exported, self._real)
         except OSError:
             raise
         except DiffersError as error:

@@ -90,7 +90,7 @@ def _check_onnx() -> None:
         ) from None
 
 
-def _write_onnx(model: nn.Module, about: Description, path: Path) -> None:
+def _onnx_program(model: nn.Module, about: Description) -> torch.onnx.ONNXProgram:
     with _quiet():
         program = torch.onnx.export(
             model,
@@ -103,58 +103,59 @@ def _write_onnx(model: nn.Module, about: Description, path: Path) -> None:
         )
     assert program is not None  # with dynamo=True
     program.model.metadata_props.update(about.metadata())
-    program.save(path)
+    return program
+
+
+def _write_onnx(model: nn.Module, about: Description, path: Path) -> None:
+    _onnx_program(model, about).save(path)
 
 
 def _load_onnx(about: Description, path: Path) -> Exported:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-
-    def run(images_BCHW: Tensor) -> Tensor:
-        logits: Any = session.run([OUTPUT], {INPUT: images_BCHW.numpy()})[0]
-        return torch.from_numpy(logits)
-
-    return run
+    return _session(path, INPUT)
 
 
-def _write_photograph(model: nn.Module, about: Description, path: Path) -> None:
-    import onnx
-
-    _write_onnx(model, about, path)
-    whole = onnx.load(path)
-    take_photographs(whole.graph, about)
-    onnx.checker.check_model(whole, full_check=True)
-    onnx.save(whole, path)
-
-
-def _load_photograph(about: Description, path: Path) -> Exported:
-    return _photograph_session(path)
-
-
-def _photograph_session(model: Path | bytes) -> Exported:
+def _session(model: Path | bytes, name: str) -> Exported:
+    """A function from the input of this name to logits."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
 
-    def run(photograph_HWC: Tensor) -> Tensor:
-        logits: Any = session.run([OUTPUT], {PHOTOGRAPH: photograph_HWC.numpy()})[0]
+    def run(images: Tensor) -> Tensor:
+        logits: Any = session.run([OUTPUT], {name: images.numpy()})[0]
         return torch.from_numpy(logits)
 
     return run
+
+
+# --- photographs ---
+
+
+def _photograph_model(model: nn.Module, about: Description) -> bytes:
+    import onnx
+
+    whole = _onnx_program(model, about).model_proto
+    take_photographs(whole.graph, about)
+    onnx.checker.check_model(whole, full_check=True)
+    content: bytes = whole.SerializeToString()
+    return content
+
+
+def _write_photograph(model: nn.Module, about: Description, path: Path) -> None:
+    path.write_bytes(_photograph_model(model, about))
+
+
+def _load_photograph(about: Description, path: Path) -> Exported:
+    return _session(path, PHOTOGRAPH)
 
 
 def html_format(runtime: Mapping[str, bytes]) -> Format:
     """The format of pages with these files of onnxruntime-web; see page.py."""
 
     def write(model: nn.Module, about: Description, path: Path) -> None:
-        inner = path.with_suffix(".onnx")
-        _write_photograph(model, about, inner)
-        path.write_text(page(about, inner.read_bytes(), runtime), encoding="utf-8")
-        inner.unlink()
+        path.write_text(page(about, _photograph_model(model, about), runtime), encoding="utf-8")
 
     def load(about: Description, path: Path) -> Exported:
-        return _photograph_session(model_in(path.read_text("utf-8")))
+        return _session(model_in(path.read_text("utf-8")), PHOTOGRAPH)
 
     return Format(write, load, _check_onnx, takes_photographs=True)
 

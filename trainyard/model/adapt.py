@@ -21,8 +21,7 @@ _HARMLESS = (
     "attn_mask",
 )
 _SHOWN = 2
-WITHOUT_CLASSIFIER = "the classifier is reinitialised: "
-"""Beginning of the sentence in a log that gives the reason."""
+_WITHOUT_CLASSIFIER = "the classifier is reinitialised: "
 
 
 def adapt_weights(
@@ -50,6 +49,12 @@ def adapt_weights(
     loaded = {k: w for k, w in weights.items() if k in own and w.shape == own[k].shape}
     model.load_state_dict(loaded, strict=False)
     return [f"began with {len(loaded)} of {len(own)} tensors from {source.about}", *log]
+
+
+def why_without_classifier(log: Sequence[str]) -> str | None:
+    """Why the classifier was left out, by a log of `adapt_weights`; None if it was not."""
+    reasons = (line for line in log if line.startswith(_WITHOUT_CLASSIFIER))
+    return next((line.removeprefix(_WITHOUT_CLASSIFIER) for line in reasons), None)
 
 
 # --- names and sizes ---
@@ -179,7 +184,7 @@ def _fit_classifier(
         reason = "it is for other classes"
     for key in held:
         del weights[key]
-    log.append(f"{WITHOUT_CLASSIFIER}{reason}")
+    log.append(f"{_WITHOUT_CLASSIFIER}{reason}")
 
 
 # --- messages ---

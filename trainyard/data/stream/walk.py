@@ -33,6 +33,9 @@ class Room(NamedTuple):
     num_bytes: int = 1 << 30
 
 
+_ROOM = Room()
+
+
 @dataclass(frozen=True, kw_only=True)
 class StreamSpec:
     """The configuration of the loader process for a rank's stream; plain data."""
@@ -116,11 +119,7 @@ def _items(spec: StreamSpec, number: int) -> Iterator[Item]:
                 yield Item(shard, position, sample)
 
 
-def shuffled(
-    items: Iterator[Item],
-    draws: Iterator[float],
-    room: Room = Room(),  # noqa: B008
-) -> Iterator[Item]:
+def shuffled(items: Iterator[Item], draws: Iterator[float], room: Room = _ROOM) -> Iterator[Item]:
     """Every item once, in random order within a buffer.
 
     The buffer begins small and grows while items leave it, so that the first items need not wait
