@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does, before torch
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from tests.command_line import SHORT, run

@@ -58,8 +58,9 @@ __all__ = [
 ]
 
 # Read when torch is loaded. Threads that spin while they wait occupy the loader's cores, and a
-# trainer on a CPU that shares its cores becomes several times slower (docs/LOG.md).
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# trainer on a CPU that shares its cores becomes several times slower (docs/LOG.md). In small
+# letters: a Turkish locale has another small I, and libgomp would refuse the word.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 _HOMES = {
     "trainyard.api": ("evaluate", "history", "predictions", "train"),
