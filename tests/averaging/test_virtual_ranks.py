@@ -141,6 +141,16 @@ def test_runs(name: str, digits: Path, tmp_path: Path) -> None:
         assert_same_end(tmp_path / f"{size}", tmp_path / "1")
 
 
+@pytest.mark.night
+def test_compiled_runs(digits: Path, tmp_path: Path) -> None:
+    """DDP's pieces would round otherwise than the whole model of a single rank."""
+    kinds = RUNS["ViT, dropout, micro-batches, bf16"] | MIXED | {"model.ema_decay": "0.99"}
+    config = recipe(digits, VIRTUAL, kinds, {"model.compile": "default"})
+    for size in (1, 2, 4):
+        spawn(train, size, config, tmp_path / f"{size}", timeout_s=900)
+        assert_same_end(tmp_path / f"{size}", tmp_path / "1")
+
+
 def train_and_be_killed(world: World, config: RunConfig, folder: Path, updates: int) -> None:
     with cut("killed in a step", updates), pytest.raises(Killed):
         train(world, config, folder)
