@@ -31,7 +31,7 @@ from benchmarks.loaders.variants import read_all, size_of, write_by_peer
 from benchmarks.saving import listed as listed_facts
 from benchmarks.saving import save
 from trainyard.cli.printing import print_table
-from trainyard.data.formats.sample import EncodedSample
+from trainyard.data.formats.scan import EncodedSample
 from trainyard.data.formats.webdataset import write
 
 PHOTOGRAPHS, SAMPLES, SHARD = 960, 100_000, 5000

@@ -39,7 +39,7 @@ from benchmarks.loaders.variants import write_by_peer
 from benchmarks.saving import listed, save
 from tests.services.network import Host, Link, Network, network
 from trainyard.cli.printing import print_table
-from trainyard.data.formats.sample import EncodedSample
+from trainyard.data.formats.scan import EncodedSample
 from trainyard.data.formats.webdataset import write
 from trainyard.data.index.build import build_index
 

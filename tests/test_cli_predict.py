@@ -11,7 +11,7 @@ import pytest
 from tests.command_line import Capture, run, shown
 from tests.errors import check, refused
 from tests.web import LocalServer
-from trainyard.data.storage.remote import fetch_image
+from trainyard.data.storage.remote import http
 
 pytestmark = pytest.mark.slow
 
@@ -149,7 +149,7 @@ def test_what_a_server_does_wrong(
 ) -> None:
     (tmp_path / "text.png").write_text("no image")
     if path == "/endless":
-        monkeypatch.setattr(fetch_image, "MAX_BYTES", 1 << 20)
+        monkeypatch.setattr(http, "MAX_BYTES", 1 << 20)
     with Album(tmp_path, protocol="HTTP/1.0") as server:
         error = refused("predict", finished, f"{server.url}{path}")
     check(error, "image.unreadable", name=f"{server.url}{path}")

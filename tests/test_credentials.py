@@ -26,7 +26,7 @@ from trainyard.data.storage.credentials import with_secrets, without_secrets
 from trainyard.data.storage.location import find_place, take_secrets
 from trainyard.data.storage.manifest import Manifest, Shard, Split, write_manifest
 from trainyard.data.storage.remote import request
-from trainyard.data.storage.remote.fetch_image import fetch_image
+from trainyard.data.storage.remote.http import fetch_image
 
 PASSWORD, SIGNATURE = "s3cret", "S1gnature"
 

@@ -73,7 +73,6 @@ DATA = [
     "order",
     "feeds",
     "open_datasets",
-    "remarks",
 ]
 
 # Without trainyard itself, which only re-exports.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainyard.classifier import Classifier, load
     from trainyard.config import RunConfig, load_recipe
     from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
-    from trainyard.data.device.normalise import Normalise
+    from trainyard.data.device.feed import Normalise
     from trainyard.data.index.build import open_index
     from trainyard.data.index.table import Index
     from trainyard.data.loader.loader import Loader
@@ -71,7 +71,7 @@ _HOMES = {
     "trainyard.data.index.build": ("open_index",),
     "trainyard.data.loader.loader": ("Loader",),
     "trainyard.data.loader.spec": ("LoaderSpec",),
-    "trainyard.data.device.normalise": ("Normalise",),
+    "trainyard.data.device.feed": ("Normalise",),
     "trainyard.data.sampler.plan": ("OnePassPlan", "ShuffledPlan"),
     "trainyard.errors": ("TrainyardError",),
     "trainyard.monitor.history": ("History",),

@@ -53,7 +53,7 @@ def train(
     console = _console(world) if console is None else console
     from trainyard.config import on_data
     from trainyard.data.index.splits import split_remarks
-    from trainyard.data.remarks import warn
+    from trainyard.data.open_datasets import warn
     from trainyard.run import trainer as composition
 
     config = _config(recipe, _plain(overrides))

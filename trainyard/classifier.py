@@ -26,9 +26,9 @@ from trainyard.data.decode.array_file import array_file
 from trainyard.data.decode.crops import CentralCrop
 from trainyard.data.decode.decode import BadImageError, as_rgb, decode_batch
 from trainyard.data.decode.orientation import orientation_of, upright
-from trainyard.data.device.normalise import Normalise
+from trainyard.data.device.feed import Normalise
 from trainyard.data.index.table import Index
-from trainyard.data.storage.remote.fetch_image import fetch_image
+from trainyard.data.storage.remote.http import fetch_image
 from trainyard.errors import DataError
 from trainyard.files import find_checkpoint
 from trainyard.image_size import ImageSize, height_width, size_text

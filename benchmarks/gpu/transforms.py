@@ -22,7 +22,7 @@ from trainyard.data.augment.transforms import (
     pixel_transforms,
 )
 from trainyard.data.batch import Batch, Keys
-from trainyard.data.device.normalise import Normalise
+from trainyard.data.device.feed import Normalise
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _PIXELS: dict[str, dict[str, Any]] = {

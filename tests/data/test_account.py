@@ -31,7 +31,7 @@ from trainyard.data.formats.left_out import (
     RESERVED,
     SPECIAL,
 )
-from trainyard.data.formats.sample import EncodedSample
+from trainyard.data.formats.scan import EncodedSample
 from trainyard.data.index.build import build_index
 from trainyard.files import part_of
 

@@ -17,9 +17,8 @@ from tests.errors import raises
 from tests.images import encode
 from trainyard.config import check
 from trainyard.data._native import core
-from trainyard.data.decode.crops import CentralCrop, Crops, RandomResizedCrop
+from trainyard.data.decode.crops import CentralCrop, Crops, Interpolation, RandomResizedCrop
 from trainyard.data.decode.decode import decode_batch, native_pixels
-from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.rng import fold_in, uniforms
 from trainyard.data.storage.encoded import in_memory
 from trainyard.image_size import ImageSize

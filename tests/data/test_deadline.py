@@ -12,8 +12,8 @@ import pytest
 from tests.data.tars import Patch
 from tests.errors import raises
 from trainyard.data.storage.open import open_source
-from trainyard.data.storage.remote import fetch_image, request, retry
-from trainyard.data.storage.remote.http_stream import HttpStream
+from trainyard.data.storage.remote import http, request, retry
+from trainyard.data.storage.remote.http import HttpStream
 from trainyard.data.storage.remote.remote_file import RemoteFile
 
 CONTENT = bytes(range(200))
@@ -24,7 +24,7 @@ PART = b"HTTP/1.1 206 Partial Content\r\nConnection: close\r\nContent-Range: byt
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: Patch) -> None:
     monkeypatch.setattr(request, "GRACE_S", 0.4)
-    monkeypatch.setattr(fetch_image, "MAX_S", 0.8)
+    monkeypatch.setattr(http, "MAX_S", 0.8)
     monkeypatch.setenv("TRAINYARD_RETRY_S", "0")
     retry._said.clear()
 
@@ -84,7 +84,7 @@ def test_an_image_comes_within_its_time_or_not_at_all(
 ) -> None:
     monkeypatch.setattr(request, "GRACE_S", 30)
     with server(answer) as url, raises("storage.failed", url=url):
-        fetch_image.fetch_image(url)
+        http.fetch_image(url)
 
 
 def test_a_stream_whose_head_drips_is_broken_off() -> None:

@@ -21,16 +21,15 @@ from tests.images import encode
 from trainyard.data._native import core, own_decoder
 from trainyard.data.decode import decode
 from trainyard.data.decode.array_file import array_file
-from trainyard.data.decode.crops import CentralCrop, Crops
+from trainyard.data.decode.crops import CentralCrop, Crops, Interpolation
 from trainyard.data.decode.decode import BadImageError, decode_batch, reference_image
-from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.decode.orientation import TAG, upright
 from trainyard.data.decode.packed_record import pixels_of, record_of_pixels
 from trainyard.data.storage.encoded import EncodedSpans
 from trainyard.data.storage.source import LocalFile
 from trainyard.datasets.pack.recode import Repair, ShortSide
 from trainyard.datasets.pack.shards import PackOptions
-from trainyard.datasets.pack.stored import storing
+from trainyard.datasets.pack.worker import storing
 
 # As in the loader process: what Pillow finds odd about an image is no error.
 pytestmark = [

@@ -23,8 +23,7 @@ from trainyard.data.device.copies import (
     page_locked,
     transfer_to,
 )
-from trainyard.data.device.feed import Feed
-from trainyard.data.device.normalise import Normalise
+from trainyard.data.device.feed import Feed, Normalise
 from trainyard.data.feeds import Feeds
 from trainyard.data.index.build import open_index
 from trainyard.data.loader.loader import Loader

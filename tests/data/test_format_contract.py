@@ -12,7 +12,7 @@ from tests.data.tars import open_splits, read_rows, stored, write_files, write_t
 from tests.data.test_tfrecord import write_samples
 from tests.errors import raises
 from trainyard.data.formats import FORMATS
-from trainyard.data.formats.sample import EncodedSample
+from trainyard.data.formats.scan import EncodedSample
 from trainyard.data.index.build import build_index
 from trainyard.data.storage.open import open_source
 from trainyard.errors import DataError

@@ -14,7 +14,7 @@ from tests.errors import raises
 from tests.images import jpeg
 from trainyard.data import formats
 from trainyard.data.formats import hdf5, hdf5_layout
-from trainyard.data.formats.sample import EncodedSample
+from trainyard.data.formats.scan import EncodedSample
 from trainyard.data.index.build import build_index
 from trainyard.data.index.splits import find_splits
 from trainyard.data.storage.location import find_place

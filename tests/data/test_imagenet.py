@@ -34,8 +34,8 @@ from tests.mini_imagenet import (
 )
 from trainyard.data.index.build import open_index
 from trainyard.data.storage.manifest import read_manifest
-from trainyard.datasets.prepare import checksums, imagenet
-from trainyard.datasets.prepare.devkit import read_devkit
+from trainyard.datasets.prepare import imagenet, preparation
+from trainyard.datasets.prepare.imagenet import read_devkit
 from trainyard.datasets.prepare.preparation import Preparation
 
 FORMATS = ("webdataset", "folder", "hdf5")
@@ -251,12 +251,12 @@ def test_an_interrupted_check_ends_at_once(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C: the main thread takes it
 
     with pytest.raises(KeyboardInterrupt):
-        checksums.check_md5(expected, interrupt, chunk_bytes=10)
+        preparation.check_md5(expected, interrupt, chunk_bytes=10)
     assert read[-1] < 2500
-    checksums.check_md5(expected)
+    preparation.check_md5(expected)
     paths[0].write_bytes(b"another")
     with raises("prepare.wrong-md5", path=f"{tmp_path}/a"):
-        checksums.check_md5(expected)
+        preparation.check_md5(expected)
 
 
 # --- what else may be wrong with the source ---

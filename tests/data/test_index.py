@@ -20,7 +20,6 @@ from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.table import Index, load_index
 from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.data.storage.manifest import Manifest, Shard, Split, write_manifest
-from trainyard.data.storage.remote import download
 
 LONG_AGO = 1_000_000_000  # seconds since 1970
 
@@ -420,25 +419,6 @@ def test_a_server_that_does_not_tell_versions_apart_is_named(
             open_index(f"{server.url}/0.tar")
     said = capsys.readouterr().err
     assert said.count("sends neither ETag nor Last-Modified: a change that keeps the size") == 1
-
-
-def test_a_download_does_not_go_on_with_what_may_be_an_earlier_version(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
-    """A file that is half of one version and half of the next one fits neither."""
-    monkeypatch.setattr(download, "_PIECE", 4)
-
-    def interrupt(count: int) -> None:
-        raise InterruptedError
-
-    with FaultyServer(tmp_path / "source") as server:
-        server.has_tags = False
-        for content in (b"11112222", b"33334444"):
-            write_files(server.folder, {"a": content})
-            with pytest.raises(InterruptedError):
-                download.download(f"{server.url}/a", tmp_path / "a", interrupt)
-        download.download(f"{server.url}/a", tmp_path / "a")
-    assert (tmp_path / "a").read_bytes() == content
 
 
 # --- fingerprints ---

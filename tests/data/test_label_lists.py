@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from tests.command_line import Capture, run
 from tests.data.tars import open_splits, write_files, write_tar
 from tests.errors import raises
-from trainyard.data.device.multi_hot import MultiHot
+from trainyard.data.augment.extra import MultiHot
 from trainyard.data.formats.tar import SequentialReader
 from trainyard.data.formats.webdataset import streamed
 from trainyard.data.index.build import build_index, open_index

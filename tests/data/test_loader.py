@@ -95,7 +95,7 @@ def test_the_process_starts_without_heavy_imports(process: str) -> None:
     """A new process starts for every feed; pydantic and torch would take most of the time."""
     code = f"import sys, trainyard.data.{process}.process; print(*sys.modules)"
     names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    heavy = {"pydantic", "torch", "trainyard.data.augment", "trainyard.data.loader.client"}
+    heavy = {"pydantic", "torch", "trainyard.data.augment", "trainyard.data.loader.loader"}
     assert "trainyard.data.loader.fill" in names.stdout.split()
     assert not heavy & set(names.stdout.split())
 
@@ -324,7 +324,7 @@ def test_a_loader_that_hangs_up_and_stays_is_an_error_and_ends(
     # Not before it has been told what to load: that would be another error.
     code = "import os, sys, time; time.sleep(1); os.close(int(sys.argv[1])); time.sleep(60)"
     monkeypatch.setattr("trainyard.data.loader.loader._COMMAND", (sys.executable, "-c", code))
-    monkeypatch.setattr("trainyard.data.loader.client._DEATH_S", 0.2)
+    monkeypatch.setattr("trainyard.data.loader.loader._DEATH_S", 0.2)
     with raises("loader.hung"), Loader(index, spec()) as it:
         next(it)
     assert it._process.returncode == -signal.SIGKILL

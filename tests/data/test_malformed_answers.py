@@ -7,7 +7,7 @@ from tests.errors import raises
 from trainyard.data.storage.location import take_secrets
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.remote import request
-from trainyard.data.storage.remote.http_stream import HttpStream
+from trainyard.data.storage.remote.http import HttpStream
 from trainyard.errors import TrainyardError
 
 

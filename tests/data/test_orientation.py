@@ -17,7 +17,7 @@ from trainyard.data.decode.decode import decode_batch, image_orientation
 from trainyard.data.decode.orientation import TAG
 from trainyard.data.decode.packed_record import pixels_of
 from trainyard.data.loader.encoded_batch import JPEG, PIXELS, put_encoded, side_of, stretches
-from trainyard.datasets.pack.stored import SampleEncoder
+from trainyard.datasets.pack.worker import SampleEncoder
 
 DECODERS = [None, *([own_decoder()] if core is not None else [])]
 needs_extension = pytest.mark.skipif(core is None, reason="the extension is not built")

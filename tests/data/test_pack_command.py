@@ -13,7 +13,7 @@ from tests.errors import check, raises, refused
 from tests.web import FaultyServer
 from trainyard.data.index.build import open_index
 from trainyard.data.index.splits import find_splits
-from trainyard.datasets.pack.class_subset import choose_classes
+from trainyard.datasets.pack.shards import choose_classes
 
 NAMES = ("bee", "cat", "dog", "eel")
 

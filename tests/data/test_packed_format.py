@@ -21,7 +21,7 @@ from trainyard.data.decode.crops import CentralCrop
 from trainyard.data.decode.decode import decode_batch, reference_image
 from trainyard.data.decode.packed_record import has_pixels, is_record, pixels_of
 from trainyard.data.formats import packed
-from trainyard.data.formats.sample import EncodedSample
+from trainyard.data.formats.scan import EncodedSample
 from trainyard.data.index.build import Progress
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.splits import find_splits
@@ -239,7 +239,7 @@ def test_coefficients_without_the_extension_are_one_error(
     """Of the data, not of each image: a run ends instead of going on without images."""
     packed_into(photos, tmp_path / "packed")
     records = [content for *_, content in contents(tmp_path / "packed")]
-    monkeypatch.setattr("trainyard.datasets.pack.stored.is_built", lambda: False)
+    monkeypatch.setattr("trainyard.datasets.pack.worker.is_built", lambda: False)
     monkeypatch.setattr("trainyard.data.decode.packed_record.own_decoder", lambda: None)
     with raises("data.needs-c-extension"):
         packed_into(photos, tmp_path / "again")

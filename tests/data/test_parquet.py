@@ -15,7 +15,7 @@ from tests.data.tars import stored
 from tests.errors import raises
 from trainyard.data._native import core, is_built
 from trainyard.data.formats import parquet
-from trainyard.data.formats.sample import EncodedSample
+from trainyard.data.formats.scan import EncodedSample
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.splits import find_splits
@@ -82,7 +82,7 @@ def test_every_image_is_found(tmp_path: Path, codec: str, settings: dict[str, An
     rows = [(reader.read(n), label) for n, label in enumerate(index.label.tolist())]
     assert rows == expected
     ids = np.array([5, 0, 17, 6, 36, 8])
-    images, bad = reader.expect(ids).stored(slice(0, 6))
+    ((_, images, bad),) = reader.expect(ids)(slice(0, 6))
     assert contents_of(images) == ([expected[sample][0] for sample in ids.tolist()], {})
     assert not bad
 

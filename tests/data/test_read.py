@@ -66,8 +66,7 @@ def test_many_shards_stay_within_the_limit(tmp_path: Path, monkeypatch: Patch) -
 
 def contents_of(reader: Reader, ids: list[int]) -> tuple[list[bytes], dict[int, str]]:
     """What is read of announced samples, and why some cannot be read."""
-    planned = reader.expect(np.array(ids, np.int64))
-    stored, unreadable = planned.stored(slice(0, len(ids)))
+    ((_, stored, unreadable),) = reader.expect(np.array(ids, np.int64))(slice(0, len(ids)))
     contents, unread = encoded.contents_of(stored)
     return contents, unreadable | unread
 

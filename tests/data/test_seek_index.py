@@ -22,8 +22,8 @@ from trainyard.data.decode.seek_tables import build_seek, open_seek, seek_path, 
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.table import Index
+from trainyard.data.open_datasets import slow_paths, warn
 from trainyard.data.reading.reader import Reader
-from trainyard.data.remarks import slow_paths, warn
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.data.storage.encoded import contents_of
 
@@ -176,7 +176,7 @@ def test_one_that_is_not_finished_leaves_nothing(index: Index, monkeypatch: Patc
 def test_who_decodes_without_the_extension_is_told_so_once(
     index: Index, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr("trainyard.data.remarks.is_built", lambda: False)
+    monkeypatch.setattr("trainyard.data.open_datasets.is_built", lambda: False)
     console = Console(record=True, width=1000)
     warn(console, slow_paths(index, index))
     said = console.export_text()

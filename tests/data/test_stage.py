@@ -447,7 +447,7 @@ def test_copies_that_someone_deletes_are_read_from_the_source(tmp_path: Path) ->
     expected = [Reader(index).read(sample) for sample in range(40)]
     shutil.rmtree(staged.folder)
     planned = reader.expect(np.arange(40))
-    images, bad = planned.stored(slice(0, 40))
+    ((_, images, bad),) = planned(slice(0, 40))
     assert [images.content(position) for position in range(40)] == expected
     assert not bad
     assert [reader.read(sample) for sample in range(40)] == expected
@@ -459,15 +459,15 @@ def test_whole_copies_are_read_and_a_short_one_is_read_at_the_source(tmp_path: P
     staged = stage(index, tmp_path / "node")
     expected = [Reader(index).read(sample) for sample in range(40)]
     planned = Reader(index, staged).expect(np.arange(40))
-    assert planned.parts is not None
-    images, bad = planned.stored(slice(0, 40))
+    assert staged.has(0)
+    ((_, images, bad),) = planned(slice(0, 40))
     assert [images.content(position) for position in range(40)] == expected
     os.truncate(staged.path_of(0), 5000)
     planned = Reader(index, staged).expect(np.arange(40))
-    images, bad = planned.stored(slice(0, 40))
+    ((_, images, bad),) = planned(slice(0, 40))
     assert [images.content(position) for position in range(40)] == expected
     assert not bad
-    assert Reader(index, staged).expect(np.arange(40)).parts is None  # it is no longer used
+    assert not staged.has(0)  # it is no longer used
 
 
 def test_two_splits_of_a_file_share_its_copy(tmp_path: Path, digits: Path) -> None:
@@ -490,7 +490,7 @@ def test_merged_data_sets(tmp_path: Path, digits: Path, monkeypatch: Patch) -> N
     staged = stage(index, tmp_path / "node")
     assert len(staged) == 1
     reader = Reader(index, staged)
-    images, bad = reader.expect(np.arange(len(index))).stored(slice(0, len(index)))
+    ((_, images, bad),) = reader.expect(np.arange(len(index)))(slice(0, len(index)))
     plain = Reader(index)
     assert [images.content(row) for row in range(len(index))] == [
         plain.read(row) for row in range(len(index))

@@ -22,11 +22,11 @@ from tests.errors import raises
 from tests.web import FaultyServer
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.crops import RandomResizedCrop
+from trainyard.data.device.join import StreamLoader
 from trainyard.data.formats import webdataset
 from trainyard.data.formats.tar import SequentialReader
 from trainyard.data.formats.webdataset import Streamed, streamed
 from trainyard.data.loader.spec import ENDING_SIGNALS
-from trainyard.data.stream.loader import StreamLoader
 from trainyard.data.stream.open_shard import open_shard
 from trainyard.data.stream.shards import list_shards
 from trainyard.data.stream.walk import Item, PassBatch, Room, StreamSpec, shards_of, shuffled, walk

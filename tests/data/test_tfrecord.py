@@ -15,7 +15,7 @@ from tests.data.tars import stored
 from tests.errors import raises
 from tests.images import jpeg
 from trainyard.data.formats import tfrecord
-from trainyard.data.formats.sample import EncodedSample
+from trainyard.data.formats.scan import EncodedSample
 from trainyard.data.index.build import build_index
 from trainyard.data.index.splits import find_splits
 from trainyard.data.storage.location import find_place

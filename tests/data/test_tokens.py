@@ -13,7 +13,7 @@ from tests.errors import raises
 from tests.web import FaultyServer
 from trainyard.data.storage.credentials import token_of
 from trainyard.data.storage.open import open_source
-from trainyard.data.storage.remote.http_stream import HttpStream
+from trainyard.data.storage.remote.http import HttpStream
 from trainyard.errors import DataError
 
 CONTENT = bytes(range(256)) * 100

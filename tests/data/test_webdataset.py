@@ -17,8 +17,7 @@ from tests.errors import raises
 from trainyard.data import formats
 from trainyard.data.formats import webdataset as reader
 from trainyard.data.formats.left_out import DOTTED, LeftOut
-from trainyard.data.formats.sample import EncodedSample
-from trainyard.data.formats.scan import FileRows, all_rows
+from trainyard.data.formats.scan import EncodedSample, FileRows, all_rows
 from trainyard.data.formats.webdataset import write
 from trainyard.data.index.build import build_index
 from trainyard.data.storage.location import ResolvedLocation, find_place

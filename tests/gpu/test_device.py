@@ -25,7 +25,7 @@ from trainyard.config import load_recipe
 from trainyard.data.augment.config import AugmentConfig
 from trainyard.data.augment.transforms import batch_transforms, pixel_transforms
 from trainyard.data.batch import Batch, Keys
-from trainyard.data.device.normalise import Normalise
+from trainyard.data.device.feed import Normalise
 from trainyard.model.ema import Ema
 from trainyard.monitor.clock import Clock
 from trainyard.monitor.meters import Meter

@@ -2,8 +2,6 @@
 
 import asyncio
 import dataclasses
-import hashlib
-import os
 import random
 import shutil
 import socket
@@ -30,8 +28,7 @@ from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.remote import client, http, request
 from trainyard.data.storage.remote.client import IN_FLIGHT
-from trainyard.data.storage.remote.download import download
-from trainyard.data.storage.remote.files import RemoteFiles
+from trainyard.data.storage.remote.prefetch import RemoteFiles
 from trainyard.data.storage.source import Source
 from trainyard.errors import DataError
 
@@ -311,67 +308,6 @@ def test_a_loader_ends_with_the_reason(
         shard.unlink()
     with raises(code):
         batches(digits_there)
-
-
-# --- whole files ---
-
-
-def test_a_download_is_whole_and_has_its_checksum(
-    faulty: FaultyServer, file: Source, tmp_path: Path
-) -> None:
-    seen: list[int] = []
-    faulty.faults = ["", "cut", "503", "cut"]
-    found = download(file.name, tmp_path / "copy", seen.append)
-    assert found == hashlib.sha256(CONTENT).hexdigest()
-    assert (tmp_path / "copy").read_bytes() == CONTENT
-    assert seen[-1] == len(CONTENT)
-    assert os.listdir(tmp_path / "faulty") == ["file.bin"]
-    assert {path.name for path in tmp_path.iterdir()} == {"copy", "faulty"}
-
-
-def test_a_download_goes_on_from_what_is_there(
-    faulty: FaultyServer, file: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainyard.data.storage.remote.download._PIECE", 1_000_000)
-    monkeypatch.setenv("TRAINYARD_RETRY_S", "0")
-    faulty.faults = ["", "", "", "503"]
-    with raises("storage.gave-up", reason="the server answers 503 Service Unavailable"):
-        download(file.name, tmp_path / "copy")
-    assert not (tmp_path / "copy").exists()
-    faulty.requests.clear()
-    assert download(file.name, tmp_path / "copy") == hashlib.sha256(CONTENT).hexdigest()
-    assert [asked.offset for asked in faulty.requests] == [0, 2_000_000]
-    assert (tmp_path / "copy").read_bytes() == CONTENT
-
-
-def test_a_download_never_mixes_two_versions(
-    faulty: FaultyServer, file: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainyard.data.storage.remote.download._PIECE", 1_000_000)
-    faulty.faults = ["", "", "changed"]
-    with raises("storage.changed-while-read"):
-        download(file.name, tmp_path / "copy")
-    newer = CONTENT[::-1]
-    (faulty.folder / "file.bin").write_bytes(newer)
-    assert download(file.name, tmp_path / "copy") == hashlib.sha256(newer).hexdigest()
-    assert (tmp_path / "copy").read_bytes() == newer
-
-
-def test_two_downloads_of_one_file_do_not_disturb_each_other(
-    file: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainyard.data.storage.remote.download._PIECE", 100_000)
-    found: list[str] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(download(file.name, tmp_path / "copy")))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [hashlib.sha256(CONTENT).hexdigest()] * 4
-    assert (tmp_path / "copy").read_bytes() == CONTENT
 
 
 # --- locations ---

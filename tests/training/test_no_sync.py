@@ -7,7 +7,6 @@ the host wait: at a value read by the host, a shape that depends on values, a bl
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -26,8 +25,7 @@ from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.config import AverageConfig
 from trainyard.config import RunConfig, builtin_recipes, load_recipe
 from trainyard.course import Course
-from trainyard.data.batch import Batch, Samples
-from trainyard.data.device.copies import InFlightBatch
+from trainyard.data.batch import Batch, PixelBatch
 from trainyard.data.device.feed import Feed
 from trainyard.data.stream.shards import Stream
 from trainyard.image_size import ImageSize, height_width
@@ -166,22 +164,16 @@ class Parts:
         self.meter.add(stats)
 
 
-def arriving(size: ImageSize, channels: int = 3) -> InFlightBatch:
+def arriving(size: ImageSize, channels: int = 3) -> PixelBatch[Tensor]:
     shape = BATCH, *height_width(size), channels
-    pixels_BHWC = torch.empty(shape, dtype=torch.uint8, device=META)
-
-    @contextmanager
-    def pixels() -> Iterator[Tensor]:
-        yield pixels_BHWC
-
     ids = torch.arange(BATCH)
-    samples = Samples(
+    return PixelBatch(
         ids=ids,
         epochs=torch.zeros_like(ids),
         labels=torch.zeros(BATCH, dtype=torch.int64, device=META),
         weights=torch.ones(BATCH, device=META),
+        images_BHWC=torch.empty(shape, dtype=torch.uint8, device=META),
     )
-    return InFlightBatch(pixels, samples, [])
 
 
 def reads_of(parts: Parts) -> int:

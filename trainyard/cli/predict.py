@@ -117,7 +117,7 @@ def predict(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from trainyard.data.index.unlabelled import open_images
-    from trainyard.data.remarks import warn
+    from trainyard.data.open_datasets import warn
     from trainyard.monitor.progress import counter
 
     console = Console(stderr=True)

@@ -63,7 +63,7 @@ def train(options: argparse.Namespace) -> int:
     check_sources(config.data, world)
     with loading():
         from trainyard.data.index.splits import split_remarks
-        from trainyard.data.remarks import warn
+        from trainyard.data.open_datasets import warn
         from trainyard.monitor.terminal import console_of
         from trainyard.run import trainer as run
 

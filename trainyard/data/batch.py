@@ -7,6 +7,7 @@ samples are planned (`loader/fill.py`, or `stream/process.py` for a stream).
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -77,24 +78,29 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class HostBatch(Samples[HostArray]):
-    """A batch in a loader's ring. The arrays are valid until the next batch is fetched.
+class PixelBatch(Samples[Array]):
+    """A batch in a loader's ring, or on its way from there to a device.
 
-    After a call of `acquire`, they are valid until the function that it returns is called.
+    The arrays of a ring are valid until the next batch is fetched or, after a call of `acquire`,
+    until the function that it returns is called. Tensors on a GPU are valid between these two only,
+    and their pixels may be altered.
     """
 
-    images_BHWC: NDArray[np.uint8]
-    """Pixels, or encoded images for a GPU to decode; see loader/encoded_batch.py."""
+    images_BHWC: Array
+    """uint8: pixels, or encoded images for a GPU to decode; see loader/encoded_batch.py."""
     bad: list[BadSample] = field(default_factory=list)
     acquire: Callable[[], Callable[[], None]] = lambda: _nothing
     capacity: float = 0.0
     """Images a second that the loader could make without waiting for the trainer, by the time its
     threads spent on this batch; 0 if unknown."""
 
-    def part(self, rows: slice) -> "HostBatch":
+    def part(self, rows: slice) -> "PixelBatch[Array]":
         """The images and columns of some samples, without copies."""
-        columns = {name: column[rows] for name, column in self.columns().items()}
-        return HostBatch(**columns, images_BHWC=self.images_BHWC[rows])
+        some: Callable[[Any], Any] = itemgetter(rows)
+        return PixelBatch(**self.map(some).columns(), images_BHWC=some(self.images_BHWC))
+
+
+HostBatch = PixelBatch[HostArray]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -109,7 +115,7 @@ class Batch(Samples["Tensor"]):
     """float32[B], the share of `labels` in the target; 1 where none is mixed in."""
     bad: list[BadSample] = field(default_factory=list)
     capacity: float = 0.0
-    """See HostBatch."""
+    """See PixelBatch."""
 
 
 class Keys(NamedTuple):

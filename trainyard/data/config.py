@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from trainyard.data.decode.interpolation import Interpolation
+from trainyard.data.decode.crops import Interpolation
 from trainyard.data.storage.location import take_secrets
 from trainyard.image_size import ImageSize, as_size, height_width
 from trainyard.section import Section

@@ -9,15 +9,14 @@ import torch
 
 from trainyard.course import Course, Phase, build_course
 from trainyard.data.augment.config import AugmentConfig
+from trainyard.data.augment.extra import MultiHot
 from trainyard.data.augment.transforms import batch_transforms, pixel_transforms
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
 from trainyard.data.device.copies import Transfer, page_locked, transfer_to
-from trainyard.data.device.feed import EvaluationFeeds, Feed, HostBatches, TrainingFeed
+from trainyard.data.device.feed import EvaluationFeeds, Feed, HostBatches, Normalise, TrainingFeed
 from trainyard.data.device.gpu_decode import DecodingTransfer
-from trainyard.data.device.join import JoinFeed, JoinState, num_passes
-from trainyard.data.device.multi_hot import MultiHot
-from trainyard.data.device.normalise import Normalise
+from trainyard.data.device.join import JoinFeed, JoinState, StreamLoader, num_passes
 from trainyard.data.index.table import Index
 from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.spec import LoaderSpec
@@ -29,7 +28,6 @@ from trainyard.data.sampler.plan import (
     PlanSlice,
     VirtualRanksPlan,
 )
-from trainyard.data.stream.loader import StreamLoader
 from trainyard.data.stream.shards import Stream
 from trainyard.data.stream.walk import StreamSpec
 from trainyard.image_size import ImageSize

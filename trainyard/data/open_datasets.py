@@ -2,12 +2,16 @@
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal, NamedTuple
 
+from rich.console import Console
+
+from trainyard.data._native import is_built
 from trainyard.data.config import DataConfig, Locations
+from trainyard.data.decode.seek_tables import seek_remark
 from trainyard.data.index.build import Progress
 from trainyard.data.index.label_space import match_classes, report
 from trainyard.data.index.learnable import check_learnable, class_remarks
@@ -22,6 +26,8 @@ from trainyard.data.storage.location import find_place
 from trainyard.data.storage.source import is_remote
 from trainyard.data.stream.shards import Stream, list_shards
 from trainyard.errors import DataError, RecipeError
+from trainyard.installation import NEEDS_EXTENSION
+from trainyard.printable import printable
 from trainyard.world import World, gather, in_turns, together
 
 
@@ -225,3 +231,27 @@ def _how_to_set(key: str) -> str:
     if key != "data.val":
         return how
     return f"{how}, or --data.val_share 0.1 to validate on a tenth of the training data"
+
+
+def slow_paths(*data: Index | Stream) -> list[str]:
+    """Reasons why reading these data is slower than it could be."""
+    remarks = [seek_remark(one) for one in data if isinstance(one, Index)]
+    if not is_built():
+        remarks = [f"decoding at a quarter of the speed, without the extension: {NEEDS_EXTENSION}"]
+    return list(dict.fromkeys(text for text in remarks if text))
+
+
+def what_is_left_out(data: Iterable[Index | Stream]) -> list[str]:
+    """A line about the files, rows and members of each data set that are no samples."""
+    lines = (
+        printable(f"{one.root}: left out: {one.left_out}")
+        for one in data
+        if isinstance(one, Index) and one.left_out
+    )
+    return list(dict.fromkeys(lines))  # the splits of one file have one account
+
+
+def warn(console: Console, remarks: Iterable[str]) -> None:
+    """Prints remarks, a line each."""
+    for text in remarks:
+        console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)

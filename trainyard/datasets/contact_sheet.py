@@ -16,8 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from trainyard.data.decode.decode import BadImageError, open_lazily, whole_image
 from trainyard.data.index.table import Index
-from trainyard.data.reading.ahead import read_ahead
-from trainyard.data.reading.reader import Reader
+from trainyard.data.reading.reader import Reader, read_ahead
 from trainyard.data.rng import fold_in, permute
 from trainyard.files import atomic_write
 
@@ -44,17 +43,14 @@ def random_samples(index: Index, count: int, seed: int, label: int | None = None
 
 def image_sides(index: Index, samples: Ids) -> NDArray[np.int64]:
     """Width and height in pixels, from the headers, of the samples with a readable header."""
-    planned = Reader(index).expect(samples)
+    read = Reader(index).expect(samples)
     Image.init()  # not in threads: one would miss formats that another is registering
 
     def sides(first: int) -> list[tuple[int, int]]:
-        part = slice(first, min(first + _READ_SAMPLES, len(samples)))
-        images, unreadable = planned.stored(part)
         found = []
-        for position in range(part.stop - first):
-            # Unreadable or no image: `data verify` reports it.
-            with suppress(Exception):
-                if position not in unreadable:
+        for piece, images, _ in read(slice(first, min(first + _READ_SAMPLES, len(samples)))):
+            for position in range(piece.stop - piece.start):
+                with suppress(Exception):  # unreadable or no image: `data verify` reports it
                     found.append(open_lazily(images.content(position)).size)
         return found
 

@@ -8,6 +8,7 @@ those that need prepared data.
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count, cycle
 from typing import NamedTuple
@@ -62,9 +63,8 @@ def reading_rate(task: MeasuredLoad) -> float:
     def begin() -> Turn:
         def read() -> int:
             ids = task.plan.batch(next(steps))
-            planned, num_read = reader.expect(ids), 0
-            for piece in planned.pieces(slice(0, len(ids))):
-                stored, unreadable = planned.stored(piece)
+            num_read = 0
+            for _, stored, unreadable in reader.expect(ids)(slice(0, len(ids))):
                 contents, unread = contents_of(stored)
                 num_read += len(contents) - len(unreadable | unread)
             return num_read
@@ -179,35 +179,23 @@ def decoding_rate(task: MeasuredLoad, held: EncodedSamples, way: str) -> DecodeR
 
 
 def _rate(begin: Callable[[], Turn], task: MeasuredLoad) -> float:
-    """Images a second of all threads together; each thread calls `begin` once."""
-    totals, errors = [0] * task.threads, []
-    ready = threading.Barrier(task.threads + 1)
-    end = 0.0
+    """Images a second of all threads together; each has a turn that `begin` makes."""
+    is_over = threading.Event()
 
-    def run(number: int) -> None:
+    def prepared(_: int) -> Turn:
         turn = begin()
-        try:
-            turn()  # the first call is not counted
-        except Exception as error:
-            errors.append(error)
-        ready.wait()
-        ready.wait()
-        try:
-            while not errors and time.perf_counter() < end:
-                totals[number] += turn()
-        except Exception as error:
-            errors.append(error)
+        turn()  # the first call is not counted
+        return turn
 
-    # Daemons: after Ctrl-C the process would wait for threads at the barrier.
-    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(task.threads)]
-    for thread in threads:
-        thread.start()
-    ready.wait()
-    begun = time.perf_counter()
-    end = begun + task.seconds
-    ready.wait()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return sum(totals) / (time.perf_counter() - begun)
+    def measured(turn: Turn) -> float:
+        begun, images = time.perf_counter(), 0
+        while time.perf_counter() < begun + task.seconds and not is_over.is_set():
+            images += turn()
+        return images / (time.perf_counter() - begun)
+
+    with ThreadPoolExecutor(task.threads) as pool:
+        try:
+            turns = list(pool.map(prepared, range(task.threads)))
+            return sum(pool.map(measured, turns))
+        finally:
+            is_over.set()  # so that Ctrl-C does not wait for the end of a measurement

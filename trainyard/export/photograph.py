@@ -85,7 +85,7 @@ def _prepare(add: _Nodes, about: Description) -> None:
     start = _half(add, add("Sub", resized, add.constant(size, np.int64)))
     end = add("Add", start, add.constant(size, np.int64))
     pixels = add("Slice", smaller, start, end, add.constant([1, 2], np.int64))
-    # In the order of data/device/normalise.py.
+    # In the order of data/device/feed.py.
     mean, std = (np.array(each, np.float32) * np.float32(255) for each in (about.mean, about.std))
     shifted = add("Sub", pixels, add.constant(mean, np.float32))
     scaled = add("Mul", shifted, add.constant(np.float32(1) / std, np.float32))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from trainyard.config import RunConfig, load_recipe
 from trainyard.course import Course
-from trainyard.data.device.multi_hot import MultiHot
+from trainyard.data.augment.extra import MultiHot
 from trainyard.data.index.table import Index
 from trainyard.data.stream.shards import Stream
 from trainyard.errors import InputError, RecipeError

@@ -24,10 +24,12 @@ from trainyard.data.open_datasets import (
     Source,
     open_labelled,
     open_validation,
+    slow_paths,
     source_of,
     trained_on,
+    warn,
+    what_is_left_out,
 )
-from trainyard.data.remarks import slow_paths, warn, what_is_left_out
 from trainyard.distributed import init_distributed
 from trainyard.errors import DataError
 from trainyard.files import RunDirectory, read_json

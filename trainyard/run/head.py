@@ -8,8 +8,13 @@ from torch import nn
 
 from trainyard.config import RunConfig
 from trainyard.course import Course
-from trainyard.data.open_datasets import Datasets, data_remarks, source_of
-from trainyard.data.remarks import slow_paths, what_is_left_out
+from trainyard.data.open_datasets import (
+    Datasets,
+    data_remarks,
+    slow_paths,
+    source_of,
+    what_is_left_out,
+)
 from trainyard.image_size import height_width
 from trainyard.model.weights import pixels_in
 from trainyard.monitor.reports import Report

@@ -16,8 +16,7 @@ from trainyard.data.augment.erasing import RandomErasing
 from trainyard.data.augment.jitter import ColorJitter
 from trainyard.data.augment.mixing import Mixing
 from trainyard.data.augment.randaugment import RandAugment
-from trainyard.data.augment.transforms import batch_transforms, pixel_transforms
-from trainyard.data.augment.translate import Translate
+from trainyard.data.augment.transforms import Translate, batch_transforms, pixel_transforms
 from trainyard.data.batch import Batch, Keys
 from trainyard.data.config import DataConfig
 from trainyard.data.feeds import Feeds

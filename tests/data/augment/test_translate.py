@@ -7,7 +7,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional
 
 from tests.errors import raises
-from trainyard.data.augment.translate import Translate
+from trainyard.data.augment.transforms import Translate
 from trainyard.data.batch import Keys
 
 

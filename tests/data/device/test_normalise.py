@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainyard.data.device.normalise import Normalise
+from trainyard.data.device.feed import Normalise
 from trainyard.training.precision import autocast
 
 

@@ -97,8 +97,8 @@ def data_pack(options: argparse.Namespace) -> int:
 
     from trainyard.cli.data.packed import print_packed
     from trainyard.cli.data.show import open_splits
-    from trainyard.datasets.pack.class_subset import choose_classes
     from trainyard.datasets.pack.pack import num_samples, only_classes, pack, pack_part, shuffled
+    from trainyard.datasets.pack.shards import choose_classes
     from trainyard.monitor.progress import counter
 
     _check_locations(options)

@@ -102,7 +102,7 @@ def _prepare_imagenet_1k(options: argparse.Namespace) -> int:
 
 
 def _prepare_imagenet_21k_p(options: argparse.Namespace) -> int:
-    from trainyard.datasets.prepare.imagenet21k import prepare_imagenet_21k_p
+    from trainyard.datasets.prepare.imagenet import prepare_imagenet_21k_p
 
     manifest = prepare_imagenet_21k_p(*_arguments(options))
     _print_packed(options, manifest)
@@ -150,7 +150,7 @@ def _print_packed(options: argparse.Namespace, manifest: "Manifest") -> None:
 
 def _print_published(manifest: "Manifest") -> None:
     """The counts of ImageNet-21K-P beside the published ones."""
-    from trainyard.datasets.prepare.imagenet21k import PUBLISHED
+    from trainyard.datasets.prepare.imagenet import PUBLISHED
 
     counts = {name: split.samples for name, split in manifest.splits.items()}
     counts["classes"] = len(manifest.classes or ())

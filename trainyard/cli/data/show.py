@@ -69,7 +69,7 @@ def open_splits(location: str, *, one_label_space: bool = False) -> dict[str, "I
 
     from trainyard.data.index.merge import open_merged
     from trainyard.data.index.splits import all_splits, split_remarks
-    from trainyard.data.remarks import warn, what_is_left_out
+    from trainyard.data.open_datasets import warn, what_is_left_out
     from trainyard.monitor.progress import counter
 
     console, indices = Console(stderr=True), dict[str, "Index"]()

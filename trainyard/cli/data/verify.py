@@ -46,7 +46,7 @@ def data_verify(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from trainyard.data.index.splits import split_remarks
-    from trainyard.data.remarks import warn
+    from trainyard.data.open_datasets import warn
     from trainyard.data.storage.credentials import without_secrets
     from trainyard.datasets.verify.verify import verify
     from trainyard.monitor.progress import counter

@@ -6,16 +6,56 @@ affects only the partners that a sample can be mixed with, and the user's own tr
 
 from typing import Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from trainyard.data.augment.config import AugmentConfig
 from trainyard.data.augment.erasing import RandomErasing
-from trainyard.data.augment.extra import Extra, MultiHot
+from trainyard.data.augment.extra import Extra, Targets
 from trainyard.data.augment.jitter import ColorJitter
 from trainyard.data.augment.mixing import Mixing
 from trainyard.data.augment.randaugment import RandAugment
-from trainyard.data.augment.translate import Translate
 from trainyard.data.batch import Batch, Keys
+from trainyard.data.rng import fold_in, uniforms
+from trainyard.errors import RecipeError
+
+_STREAM = 13  # keeps translations independent of other uses of the same seed
+
+
+class Translate:
+    """Moves each image by up to `pixels` whole pixels in each direction, and reflects its borders.
+
+    That is torchvision's RandomCrop of the image's own size with reflecting padding. Offsets are
+    uniform, and drawn for each sample by (seed, visit, id) alone.
+    """
+
+    def __init__(self, pixels: int, *, seed: int) -> None:
+        self._pixels, self._seed = pixels, seed
+
+    def __call__(self, pixels_BCHW: Tensor, keys: Keys) -> Tensor:
+        height, width = pixels_BCHW.shape[2:]
+        if self._pixels >= min(height, width):
+            raise RecipeError(
+                "recipe.translate-too-large", value=self._pixels, size=min(height, width)
+            )
+        key = fold_in(self._seed, np.full_like(keys.ids, _STREAM), keys.visits, keys.ids)
+        drawn = np.floor(uniforms(key, 2) * (2 * self._pixels + 1)).astype(np.int64) - self._pixels
+        # One copy, small enough that the driver does not wait for the device.
+        offsets = torch.from_numpy(drawn).to(pixels_BCHW.device, non_blocking=True)
+        rows_BH = _reflected(offsets[:, :1], height)
+        columns_BW = _reflected(offsets[:, 1:], width)
+        images_BHWC = pixels_BCHW.permute(0, 2, 3, 1)
+        image_B = torch.arange(len(offsets), device=offsets.device)
+        moved_BHWC = images_BHWC[image_B[:, None, None], rows_BH[:, :, None], columns_BW[:, None]]
+        return moved_BHWC.permute(0, 3, 1, 2)
+
+
+def _reflected(offsets_B1: Tensor, side: int) -> Tensor:
+    """Source positions of the pixels 0 to `side` - 1 of moved images: int64[B, side]."""
+    positions = torch.arange(side, device=offsets_B1.device) + offsets_B1
+    last = side - 1
+    return last - (last - positions.abs()).abs()
 
 
 class PixelTransform(Protocol):
@@ -43,7 +83,7 @@ def pixel_transforms(
 
 
 def batch_transforms(
-    config: AugmentConfig, *, seed: int, rank: int = 0, multi_hot: MultiHot | None = None
+    config: AugmentConfig, *, seed: int, rank: int = 0, multi_hot: Targets | None = None
 ) -> list[BatchTransform]:
     """Transforms after normalising: erasing, then mixing, as in DeiT and ConvNeXt, then the user's
     own. timm's train.py mixes first: with mixup, half as many pixels are erased there.

@@ -6,13 +6,17 @@ into boxes once the sizes are known. The tests hold plain per-image references.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data.rng import between, fold_in, uniforms
 from trainyard.image_size import ImageSize, height_width
+
+Interpolation = Literal["bilinear", "bicubic"]
+"""Both are antialiased."""
+
 
 _ATTEMPTS = 10  # as in torchvision and timm
 _CROP_STREAM = 1  # keeps crops independent of other uses of the same seed

@@ -24,8 +24,7 @@ from PIL import Image, UnidentifiedImageError
 
 from trainyard.data._native import core
 from trainyard.data.decode.array_file import array_shape, is_array, pixels_of_array
-from trainyard.data.decode.crops import CentralCrop, Crops, RandomCropParameters
-from trainyard.data.decode.interpolation import Interpolation
+from trainyard.data.decode.crops import CentralCrop, Crops, Interpolation, RandomCropParameters
 from trainyard.data.decode.orientation import (
     Orientations,
     may_be_turned,

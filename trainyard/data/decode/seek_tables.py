@@ -8,10 +8,8 @@ _native/jpeg/seek.h), which the decoder reads.
 
 import os
 import struct
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +20,7 @@ from trainyard.data._native import core, is_built, own_decoder
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import Ids
+from trainyard.data.storage.ahead import map_ahead
 from trainyard.data.storage.encoded import EncodedSpans
 from trainyard.data.storage.source import LocalFile, is_remote
 from trainyard.errors import DataError
@@ -140,16 +139,9 @@ def _entries(index: Index) -> Iterator[list[bytes]]:
     def make(start: int) -> list[bytes]:
         return [_table(reader, sample) for sample in range(start, min(start + _CHUNK, len(index)))]
 
-    starts = iter(range(0, len(index), _CHUNK))
-    waiting: deque[Future[list[bytes]]] = deque()
     pool = ThreadPoolExecutor(threads)
     try:
-        while True:
-            ahead = _AHEAD * threads - len(waiting)
-            waiting.extend(pool.submit(make, start) for start in islice(starts, ahead))
-            if not waiting:
-                return
-            yield waiting.popleft().result()
+        yield from map_ahead(pool, make, range(0, len(index), _CHUNK), most=_AHEAD * threads)
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -6,33 +6,22 @@ Copies to a GPU run on a CUDA stream of their own, as uint8, from page-locked me
 
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Protocol, TypeVar
+from functools import cache
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainyard.data.batch import COLUMNS, BadSample, HostArray, HostBatch, Samples
-from trainyard.data.loader.client import LoaderProcess
+from trainyard.data.batch import COLUMNS, HostArray, HostBatch, PixelBatch, Samples
+from trainyard.data.loader.loader import LoaderProcess
 
 AHEAD = 1
 """Number of batches copied to a GPU ahead of the one that the trainer uses."""
-
-
-@dataclass(frozen=True)
-class InFlightBatch:
-    """A batch in flight to the device."""
-
-    pixels_BHWC: Callable[[], AbstractContextManager[Tensor]]
-    """uint8[B, H, W, C] on the device, inside a block; may be altered, and is lost at its end."""
-    samples: Samples[Tensor]  # columns on the device may be used only after the pixels
-    bad: list[BadSample]
-    capacity: float = 0.0  # see HostBatch; unknown for a loader that does not decode
 
 
 class Transfer(Protocol):
@@ -40,7 +29,7 @@ class Transfer(Protocol):
 
     ahead: int  # batches that may be in flight while the trainer uses one
 
-    def start(self, host: HostBatch) -> InFlightBatch: ...
+    def start(self, host: HostBatch) -> PixelBatch[Tensor]: ...
     def release_finished(self) -> None:
         """Returns memory to the loader; call it before fetching a batch."""
 
@@ -58,15 +47,9 @@ class HostTransfer:
 
     ahead = 0
 
-    def start(self, host: HostBatch) -> InFlightBatch:
+    def start(self, host: HostBatch) -> PixelBatch[Tensor]:
         samples = host.map(lambda column: torch.from_numpy(column.copy()))
-        return InFlightBatch(partial(self._pixels, host), samples, host.bad, host.capacity)
-
-    @contextmanager
-    def _pixels(self, host: HostBatch) -> Iterator[Tensor]:
-        release = host.acquire()
-        yield torch.from_numpy(host.images_BHWC)
-        release()
+        return moved(host, samples, torch.from_numpy(host.images_BHWC), host.acquire)
 
     def release_finished(self) -> None:
         pass
@@ -138,9 +121,28 @@ def copied_samples(host: Samples[HostArray], device: torch.device) -> Samples[Te
     )
 
 
-def on_device(samples: Samples[Tensor]) -> list[Tensor]:
-    """The columns that `copied_samples` puts on a device."""
-    return [column for name, column in samples.columns().items() if COLUMNS[name].on_device]
+def moved(
+    host: HostBatch,
+    samples: Samples[Tensor],
+    pixels_BHWC: Tensor,
+    acquire: Callable[[], Callable[[], None]],
+) -> PixelBatch[Tensor]:
+    """A batch of the loader with its samples and pixels on the device."""
+    about: dict[str, Any] = {"bad": host.bad, "capacity": host.capacity}
+    return PixelBatch(**samples.columns(), images_BHWC=pixels_BHWC, acquire=acquire, **about)
+
+
+def wait_for(
+    done: torch.cuda.Event, pixels_BHWC: Tensor, samples: Samples[Tensor]
+) -> torch.cuda.Stream:
+    """The trainer's stream, which waits for what another one makes, and keeps its memory."""
+    trainer = torch.cuda.current_stream(pixels_BHWC.device)
+    trainer.wait_event(done)
+    for name, column in samples.columns().items():
+        if COLUMNS[name].on_device:
+            column.record_stream(trainer)  # keeps the memory from early reuse
+    pixels_BHWC.record_stream(trainer)
+    return trainer
 
 
 class StreamTransfer:
@@ -156,7 +158,7 @@ class StreamTransfer:
         self.release_finished = self._copying.release_finished
         self.release_all = self._copying.release_all
 
-    def start(self, host: HostBatch) -> InFlightBatch:
+    def start(self, host: HostBatch) -> PixelBatch[Tensor]:
         """Starts a copy without waiting. `host` must not change until its memory is released."""
         release = host.acquire()
         buffer = self._buffers[0]
@@ -170,21 +172,16 @@ class StreamTransfer:
             samples = copied_samples(host, self._device)
             copied = self._stream.record_event()
         self._copying.add(copied, release)
-        tensors = (pixels_BHWC, *on_device(samples))
-        return InFlightBatch(
-            partial(self._pixels, buffer, tensors, copied), samples, host.bad, host.capacity
-        )
 
-    @contextmanager
-    def _pixels(
-        self, buffer: _Buffer, tensors: tuple[Tensor, ...], copied: torch.cuda.Event
-    ) -> Iterator[Tensor]:
-        trainer = torch.cuda.current_stream(self._device)
-        trainer.wait_event(copied)
-        for tensor in tensors:
-            tensor.record_stream(trainer)  # keeps the memory from early reuse
-        yield tensors[0]
-        buffer.used = trainer.record_event()
+        def acquire() -> Callable[[], None]:
+            trainer = wait_for(copied, pixels_BHWC, samples)
+
+            def release() -> None:
+                buffer.used = trainer.record_event()
+
+            return release
+
+        return moved(host, samples, pixels_BHWC, acquire)
 
 
 AnyLoader = TypeVar("AnyLoader", bound=LoaderProcess)

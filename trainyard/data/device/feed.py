@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from operator import itemgetter
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -12,9 +11,63 @@ from torch import Tensor
 
 from trainyard.course import Course, Due, Phase
 from trainyard.data.augment.transforms import BatchTransform, PixelTransform
-from trainyard.data.batch import COLUMNS, Batch, HostBatch, Keys, Samples
-from trainyard.data.device.copies import InFlightBatch, Transfer
-from trainyard.data.device.normalise import Normalise
+from trainyard.data.batch import COLUMNS, Batch, HostBatch, Keys, PixelBatch
+from trainyard.data.device.copies import Transfer
+
+
+class Normalise:
+    """Maps uint8 pixels to (pixels - 255 mean) / (255 std), in new memory."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        channels_last: bool,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """`mean` and `std`: of each channel, on a scale of 0 to 1. Results are float32, rounded
+        to `dtype`.
+        """
+        self._layout = torch.channels_last if channels_last else torch.contiguous_format
+        self._dtype = dtype
+        self._shift = torch.tensor(mean, device=device).mul(255).view(1, -1, 1, 1)
+        self._scale = torch.tensor(std, device=device).mul(255).reciprocal().view(1, -1, 1, 1)
+        self._bias = -self._shift * self._scale
+
+    def __call__(self, pixels_BCHW: Tensor) -> Tensor:
+        """Normalises uint8[B, C, H, W] of any layout to `dtype`, in the layout of the model."""
+        if pixels_BCHW.device.type == "cpu":
+            return self._in_passes(pixels_BCHW).to(self._dtype)
+        return self._in_one_kernel(pixels_BCHW)
+
+    def _in_one_kernel(self, pixels_BCHW: Tensor) -> Tensor:
+        """Fuses conversion, product, sum, rounding and layout; 3e-7 off, by another order."""
+        images_BCHW = self._empty(pixels_BCHW, self._dtype)
+        return torch.addcmul(self._bias, pixels_BCHW, self._scale, out=images_BCHW)
+
+    def _in_passes(self, pixels_BCHW: Tensor) -> Tensor:
+        """Normalises in place, since allocating memory takes most of the time."""
+        images_BCHW = self._empty(pixels_BCHW, torch.float32)
+        images_BHWC, pixels_BHWC = (x.permute(0, 2, 3, 1) for x in (images_BCHW, pixels_BCHW))
+        if images_BHWC.is_contiguous() and pixels_BHWC.is_contiguous():
+            # On whole rows of pixels: a last dimension of few channels is slow.
+            shift, scale = (x.repeat(1, 1, 1, images_BCHW.shape[3]) for x in self._per_channel)
+            rows = images_BHWC.flatten(2).copy_(pixels_BHWC.flatten(2))
+            rows.sub_(shift.view(-1)).mul_(scale.view(-1))
+            return images_BCHW
+        return images_BCHW.copy_(pixels_BCHW).sub_(self._shift).mul_(self._scale)
+
+    @property
+    def _per_channel(self) -> tuple[Tensor, Tensor]:
+        return self._shift.view(1, 1, 1, -1), self._scale.view(1, 1, 1, -1)
+
+    def _empty(self, pixels_BCHW: Tensor, dtype: torch.dtype) -> Tensor:
+        device = pixels_BCHW.device
+        return torch.empty(
+            pixels_BCHW.shape, dtype=dtype, device=device, memory_format=self._layout
+        )
 
 
 class HostBatches(Protocol):
@@ -60,10 +113,10 @@ class Feed:
             yield self._move(in_flight)
             self._position += self._global_batch
 
-    def _on_their_way(self) -> Iterator[InFlightBatch]:
+    def _on_their_way(self) -> Iterator[PixelBatch[Tensor]]:
         """Each batch in order; starts the copies of further batches first, if they are ready."""
         hosts = iter(self._loader)
-        sent: deque[InFlightBatch | Exception] = deque()
+        sent: deque[PixelBatch[Tensor] | Exception] = deque()
         while True:
             following = sent.popleft() if sent else self._send(hosts)
             if isinstance(following, StopIteration):
@@ -79,7 +132,7 @@ class Feed:
     def _is_ready(self) -> bool:
         return isinstance(self._loader, PollableLoader) and self._loader.is_ready()
 
-    def _send(self, hosts: Iterator[HostBatch]) -> InFlightBatch | Exception:
+    def _send(self, hosts: Iterator[HostBatch]) -> PixelBatch[Tensor] | Exception:
         """Starts copying the next batch; returns exceptions, StopIteration too, for later."""
         self._transfer.release_finished()
         try:
@@ -87,24 +140,24 @@ class Feed:
         except Exception as error:
             return error
 
-    def _move(self, in_flight: InFlightBatch) -> Batch:
+    def _move(self, in_flight: PixelBatch[Tensor]) -> Batch:
         """A device batch that shares no memory with the loader."""
         ranks = self._batch_transforms
-        size = len(in_flight.samples.ids) // len(ranks)
+        size = len(in_flight.ids) // len(ranks)
         parts = []
-        with in_flight.pixels_BHWC() as pixels_BHWC:
-            for number, transforms in enumerate(ranks):
-                rows = slice(size * number, size * (number + 1)) if len(ranks) > 1 else slice(None)
-                samples = in_flight.samples.map(itemgetter(rows))
-                parts.append(self._augmented(samples, pixels_BHWC[rows], transforms))
+        release = in_flight.acquire()
+        for number, transforms in enumerate(ranks):
+            rows = slice(size * number, size * (number + 1)) if len(ranks) > 1 else slice(None)
+            parts.append(self._augmented(in_flight.part(rows), transforms))
+        release()
         return replace(_joined(parts), bad=in_flight.bad, capacity=in_flight.capacity)
 
     def _augmented(
-        self, samples: Samples[Tensor], pixels_BHWC: Tensor, transforms: Sequence[BatchTransform]
+        self, samples: PixelBatch[Tensor], transforms: Sequence[BatchTransform]
     ) -> Batch:
         """The samples of one virtual rank, in memory of their own."""
         keys = Keys(samples.ids.numpy(), samples.epochs.numpy(), self._position)
-        pixels_BCHW = pixels_BHWC.permute(0, 3, 1, 2)
+        pixels_BCHW = samples.images_BHWC.permute(0, 3, 1, 2)
         for pixel_transform in self._pixel_transforms:
             pixels_BCHW = pixel_transform(pixels_BCHW, keys)
         batch = Batch(

@@ -5,9 +5,9 @@ decodes JPEGs, whole ones, and crops, resizes and flips them.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
 
-from trainyard.data.batch import BadSample, HostBatch
-from trainyard.data.decode.crops import Crops
+from trainyard.data.batch import BadSample, HostBatch, PixelBatch
+from trainyard.data.decode.crops import Crops, Interpolation
 from trainyard.data.decode.decode import decode_batch
-from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.device import copies
 from trainyard.data.loader.encoded_batch import JPEG, PIXELS, stretches
 from trainyard.errors import RecipeError
@@ -110,7 +109,7 @@ class DecodingTransfer:
         self._device, self._size, self._how, self._locate = device, image_size, how, locate
         self._stream = None if device.type == "cpu" else copies.copy_stream(device)
 
-    def start(self, host: HostBatch) -> copies.InFlightBatch:
+    def start(self, host: HostBatch) -> PixelBatch[Tensor]:
         """Decodes, and starts cropping; the memory of `host` is the loader's again afterwards."""
         release = host.acquire()
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
@@ -122,8 +121,14 @@ class DecodingTransfer:
         release()
         rejected = ((int(columns.ids[row]), reason) for row, reason in unreadable.items())
         bad = [BadSample(one, *self._locate(one)[:2], reason) for one, reason in rejected]
-        tensors = (pixels_BHWC, *copies.on_device(samples))
-        return copies.InFlightBatch(partial(self._taken, tensors, done), samples, host.bad + bad)
+
+        def acquire() -> Callable[[], None]:
+            if done is not None:
+                copies.wait_for(done, pixels_BHWC, samples)
+            return lambda: None
+
+        whole = replace(host, bad=host.bad + bad, capacity=0.0)  # the loader does not decode
+        return copies.moved(whole, samples, pixels_BHWC, acquire)
 
     def release_finished(self) -> None:
         """Holds no memory of the loader."""
@@ -160,14 +165,3 @@ class DecodingTransfer:
         if bad:
             raise ValueError(bad[0])
         return torch.from_numpy(out_BHWC[0]).to(self._device)
-
-    @contextmanager
-    def _taken(
-        self, tensors: tuple[Tensor, ...], done: torch.cuda.Event | None
-    ) -> Iterator[Tensor]:
-        if done is not None:
-            trainer = torch.cuda.current_stream(self._device)
-            trainer.wait_event(done)
-            for tensor in tensors:
-                tensor.record_stream(trainer)  # keeps the memory from early reuse
-        yield tensors[0]

@@ -6,6 +6,7 @@ more, so all of them know where a pass ends and the next one begins.
 """
 
 import math
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +15,12 @@ import numpy as np
 import torch
 from torch import distributed as dist
 
+from trainyard.children import SAFE_PATH
 from trainyard.course import Course, Due
 from trainyard.data.batch import Batch, HostBatch, samples_of
 from trainyard.data.device.feed import Feed, HostBatches
-from trainyard.data.stream.loader import StreamLoader
+from trainyard.data.loader.loader import LoaderProcess
+from trainyard.data.stream.walk import StreamSpec
 from trainyard.errors import CheckpointError, DataError
 from trainyard.image_size import ImageSize, height_width
 from trainyard.world import World, new_group, together
@@ -29,6 +32,31 @@ far, of all ranks."""
 NO_SAMPLE = -1
 """The id of padding samples."""
 _FEWEST = 2  # samples of a batch; batch norm needs two
+
+
+_COMMAND = (sys.executable, *SAFE_PATH, "-m", "trainyard.data.stream.process")
+
+
+class StreamLoader(LoaderProcess):
+    """Batches of one pass after the other, on request."""
+
+    def __init__(self, config: StreamSpec) -> None:
+        super().__init__(
+            _COMMAND,
+            {"config": config},
+            batch=config.share,
+            image_size=config.image_size,
+            channels=config.channels,
+            threads=config.threads,
+        )
+
+    def take(self) -> tuple[HostBatch, bool]:
+        """The next batch, and True if it is this rank's last of a pass.
+
+        DataError, which names the shard, if reading fails; LoaderError if the process died.
+        """
+        batch, message = self.receive()
+        return batch, message["is_last"]
 
 
 @dataclass(frozen=True)

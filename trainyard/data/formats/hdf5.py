@@ -33,8 +33,8 @@ from trainyard.data.formats.hdf5_layout import (
 )
 from trainyard.data.formats.heap import check_readable_by_offset, find_elements
 from trainyard.data.formats.left_out import LeftOut
-from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import (
+    EncodedSample,
     FileRows,
     FileScan,
     Scan,
@@ -44,8 +44,7 @@ from trainyard.data.formats.scan import (
 )
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
-from trainyard.data.storage.source import Source
-from trainyard.data.storage.stream import SourceStream
+from trainyard.data.storage.source import Source, SourceStream
 from trainyard.errors import DataError
 from trainyard.installation import install_hint
 

@@ -22,11 +22,10 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from trainyard.data.formats.checksum import checksum
 from trainyard.data.formats.left_out import LeftOut
-from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import (
     MAX_CLASSES,
+    EncodedSample,
     FileRows,
     Scan,
     in_threads,
@@ -35,7 +34,7 @@ from trainyard.data.formats.scan import (
 )
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
-from trainyard.data.storage.source import Source
+from trainyard.data.storage.source import Source, checksum
 from trainyard.errors import DataError
 
 SUFFIX = ".packed"

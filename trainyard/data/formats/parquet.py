@@ -23,9 +23,9 @@ from trainyard.data.formats.example import BufferedReader
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.parquet_layout import Layout, find_layout, metadata_of
 from trainyard.data.formats.parquet_pages import Column, NotByOffset, NullValue, find_values
-from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import (
     MAX_CLASSES,
+    EncodedSample,
     FileRows,
     Scan,
     in_threads,
@@ -34,8 +34,7 @@ from trainyard.data.formats.scan import (
 )
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
-from trainyard.data.storage.source import Source, is_remote
-from trainyard.data.storage.stream import SourceStream
+from trainyard.data.storage.source import Source, SourceStream, is_remote
 from trainyard.errors import DataError
 from trainyard.installation import install_hint
 

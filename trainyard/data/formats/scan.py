@@ -144,3 +144,13 @@ def _add_others(left_out: LeftOut, folder: str, names: set[str]) -> None:
         elif not is_metadata(entry.name):
             is_folder = os.path.isdir(entry.path)
             left_out.add(BESIDE if is_folder else ending(entry.name), entry.name)
+
+
+class EncodedSample(NamedTuple):
+    """The content of an image file, to be written into a shard."""
+
+    image: bytes
+    suffix: str  # by the file type of the bytes: ".jpg", ".png", …
+    label: int
+    key: str  # unique in the data set, without dots or slashes
+    labels: list[int] | None = None  # any number of classes instead of `label`

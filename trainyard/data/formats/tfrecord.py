@@ -19,7 +19,6 @@ from typing import NamedTuple, TypeVar
 
 from crc32c import crc32c
 
-from trainyard.data.formats.checksum import checksum
 from trainyard.data.formats.example import (
     BufferedReader,
     Span,
@@ -39,7 +38,7 @@ from trainyard.data.formats.scan import (
 )
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
-from trainyard.data.storage.source import Source
+from trainyard.data.storage.source import Source, checksum
 from trainyard.errors import DataError
 
 _NAME = re.compile(r"-\d+-of-\d+(\.tfrecords?)?$|\.tfrecords?$")

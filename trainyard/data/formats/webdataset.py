@@ -21,11 +21,11 @@ from zlib import adler32
 
 from trainyard.data.formats.class_tar import check_all_read
 from trainyard.data.formats.left_out import DOTTED, RESERVED, LeftOut
-from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import (
     ARRAY_SUFFIX,
     IMAGE_SUFFIXES,
     MAX_CLASSES,
+    EncodedSample,
     FileRows,
     FileScan,
     Scan,

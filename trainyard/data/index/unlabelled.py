@@ -20,7 +20,7 @@ from trainyard.data.storage.location import (
     split_of,
     take_secrets,
 )
-from trainyard.data.storage.remote.fetch_image import fetch_image
+from trainyard.data.storage.remote.http import fetch_image
 from trainyard.data.storage.source import is_remote, reason_of
 from trainyard.errors import DataError
 

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from trainyard.data._native import own_decoder
-from trainyard.data.decode.crops import CropParameters
+from trainyard.data.decode.crops import CropParameters, Interpolation
 from trainyard.data.decode.decode import MAX_PIXELS, decode_batch, image_orientation
-from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.storage.encoded import EncodedSpans, contents_of
 from trainyard.image_size import ImageSize, height_width, num_pixels
 

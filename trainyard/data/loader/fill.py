@@ -1,18 +1,17 @@
 """Fills slices of batches with samples and their pixels, in threads of the loader process."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 
 from trainyard.data._native import own_decoder
 from trainyard.data.batch import BadSample, HostArray, HostBatch, Samples, samples_of
-from trainyard.data.decode.crops import CropParameters
+from trainyard.data.decode.crops import CropParameters, Interpolation
 from trainyard.data.decode.decode import decode_batch
-from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.decode.seek_tables import open_seek
 from trainyard.data.index.table import Index
 from trainyard.data.loader.encoded_batch import put_encoded
 from trainyard.data.loader.spec import LoaderSpec
-from trainyard.data.reading.reader import PlannedReads, Reader
+from trainyard.data.reading.reader import Reader
 from trainyard.data.reading.staging import StagedShards
 from trainyard.data.sampler.plan import Ids
 from trainyard.data.storage.encoded import EncodedSpans
@@ -46,13 +45,8 @@ def fill_samples(
     return bad
 
 
-class PlannedBatches(NamedTuple):
-    """Samples of some batches, with all data but their images."""
-
-    samples: Samples[HostArray]
-    images: PlannedReads
-    crops: CropParameters
-    seek: EncodedSpans | None
+Fill = Callable[[int, HostBatch, slice], list[BadSample]]
+"""Fills a slice of a slot for the batch that begins at a number among planned samples."""
 
 
 class SliceFiller:
@@ -65,47 +59,37 @@ class SliceFiller:
         self._reader = Reader(index, staged)
         self._seek = open_seek(index) if config.decode == "cpu" else None
 
-    def plan(self, ids: Ids, epochs: Ids) -> PlannedBatches:
+    def plan(self, ids: Ids, epochs: Ids) -> Fill:
         """Prepares samples: the work that costs little more for many samples than for few."""
-        return PlannedBatches(
-            samples=samples_of(len(ids), ids=ids, epochs=epochs, labels=self._index.label[ids]),
-            images=self._reader.expect(ids),
-            crops=self._config.crop.draw(ids, epochs),
-            seek=self._seek and self._seek.of(ids),
-        )
+        config = self._config
+        columns = samples_of(len(ids), ids=ids, epochs=epochs, labels=self._index.label[ids])
+        read, crops = self._reader.expect(ids), config.crop.draw(ids, epochs)
+        seek = self._seek and self._seek.of(ids)
+
+        def fill(first: int, slot: HostBatch, part: slice) -> list[BadSample]:
+            bad: list[BadSample] = []
+            for rows, encoded, unreadable in read(slice(first + part.start, first + part.stop)):
+                samples = columns.map(itemgetter(rows))
+                reasons = fill_samples(
+                    encoded,
+                    samples,
+                    crops[rows],
+                    slot.part(slice(rows.start - first, rows.stop - first)),
+                    how=config.interpolation,
+                    exif=config.exif,
+                    seek=seek and seek.part(rows),
+                    gpu_size=config.image_size if config.decode == "gpu" else None,
+                )
+                for row, reason in reasons.items():  # the reason from reading comes first
+                    bad.append(self._bad(int(samples.ids[row]), unreadable.get(row, reason)))
+            return bad
+
+        return fill
 
     def has_planned_enough(self) -> bool:
         """True if planning further ahead gains nothing."""
         return self._reader.expects_enough()
 
-    def __call__(
-        self, planned: PlannedBatches, first: int, slot: HostBatch, part: slice
-    ) -> list[BadSample]:
-        """Fills a slice of a slot for the batch that begins at `first` of the planned samples."""
-        rows = slice(first + part.start, first + part.stop)
-        bad: list[BadSample] = []
-        for piece in planned.images.pieces(rows):
-            out = slot.part(slice(piece.start - first, piece.stop - first))
-            bad += self._fill(planned, piece, out)
-        return bad
-
-    def _fill(self, planned: PlannedBatches, rows: slice, out: HostBatch) -> list[BadSample]:
-        encoded, unreadable = planned.images.stored(rows)
-        samples, config = planned.samples.map(lambda column: column[rows]), self._config
-        bad = fill_samples(
-            encoded,
-            samples,
-            planned.crops[rows],
-            out,
-            how=config.interpolation,
-            exif=config.exif,
-            seek=planned.seek and planned.seek.part(rows),
-            gpu_size=config.image_size if config.decode == "gpu" else None,
-        )
-        # The reason from reading comes first.
-        reasons = {position: unreadable.get(position, reason) for position, reason in bad.items()}
-        return [self._describe(int(samples.ids[row]), reason) for row, reason in reasons.items()]
-
-    def _describe(self, sample: int, reason: str) -> BadSample:
+    def _bad(self, sample: int, reason: str) -> BadSample:
         path, offset, _ = self._index.locate(sample)
         return BadSample(sample, path, offset, reason)

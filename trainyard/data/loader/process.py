@@ -125,7 +125,7 @@ def _planned(config: LoaderSpec, fill: SliceFiller) -> Iterator[list[BatchTask]]
         planned = fill.plan(np.concatenate(ids), np.concatenate(epochs))
         begins = [0, *accumulate(map(len, ids))]
         yield [
-            BatchTask(len(part), partial(fill, planned, begin))
+            BatchTask(len(part), partial(planned, begin))
             for part, begin in zip(ids, begins, strict=False)
         ]
 

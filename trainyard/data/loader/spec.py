@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
-from trainyard.data.decode.interpolation import Interpolation
+from trainyard.data.decode.crops import CentralCrop, Interpolation, RandomResizedCrop
 from trainyard.data.sampler.plan import Plan
 from trainyard.image_size import ImageSize
 from trainyard.world import World, cores_per_rank

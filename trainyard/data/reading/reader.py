@@ -3,11 +3,10 @@
 import os
 import resource
 import threading
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,14 +20,17 @@ from trainyard.data.storage.encoded import EncodedSpans, ImageFile, in_memory
 from trainyard.data.storage.source import READ_ONLY, LocalFile, Stamp, is_remote
 
 if TYPE_CHECKING:
-    from trainyard.data.storage.remote.files import RemoteFiles
-    from trainyard.data.storage.remote.prefetch import Prefetcher
+    from trainyard.data.storage.remote.prefetch import Prefetcher, RemoteFiles
+
 
 _MAX_OPEN = 4096  # local files held open, or a quarter of the descriptors that a process may have
 _PIECE = 16 << 20  # bytes of encoded images that a thread holds at once, or one image
 
 Unreadable = dict[int, str]
 """Reasons why samples cannot be read, by their positions among the requested ones."""
+Expected = Callable[[slice], Iterator[tuple[slice, EncodedSpans, Unreadable]]]
+"""Reads a slice of announced samples, from any thread, in pieces whose images fit into memory; they
+are valid until the next piece. Unreadable images are empty. DataError if no file can be read."""
 
 
 class Reader:
@@ -100,7 +102,7 @@ class Reader:
         offsets[done] = (ends - sizes)[is_done]
         return EncodedSpans([*sources, memory], which, offsets, lengths), places[~is_done]
 
-    def expect(self, ids: Ids) -> "PlannedReads":
+    def expect(self, ids: Ids) -> Expected:
         """Announces samples: requests remote ones, and asks the system to read local ones ahead."""
         parts = self._local_parts(ids)
         if parts is not None:
@@ -109,18 +111,28 @@ class Reader:
             index, remote = self._index, ids[self._to_be_fetched(ids)]
             places = index.file[remote], index.offset[remote], index.size[remote]
             self._prefetcher.expect(remote, *places)
-        return PlannedReads(self, ids, parts)
+        return partial(self._pieces, ids, parts)
 
     def expects_enough(self) -> bool:
         """True if announcing more samples gains nothing."""
         return self._prefetcher is None or self._prefetcher.is_full()
 
-    def stored(self, ids: Ids) -> tuple[EncodedSpans, Unreadable]:
-        """The encoded images of announced samples; unreadable ones are empty.
+    def _pieces(
+        self, ids: Ids, parts: tuple[EncodedSpans, Unreadable] | None, part: slice
+    ) -> Iterator[tuple[slice, EncodedSpans, Unreadable]]:
+        """See Expected. `parts`: spans of open files, which decoding reads."""
+        if parts is not None:
+            inside = range(part.start, part.stop)
+            bad = {n - part.start: why for n, why in parts[1].items() if n in inside}
+            yield part, *self.unpacked(ids[part], parts[0].part(part), bad)
+            return
+        piece = np.cumsum(self.sizes(ids[part])) // _PIECE
+        borders = part.start + np.flatnonzero(np.diff(piece)) + 1
+        for start, stop in pairwise([part.start, *borders.tolist(), part.stop]):
+            yield slice(start, stop), *self._stored(ids[start:stop])
 
-        The images may lie in memory that this thread's next call reuses. DataError if no file can
-        be read.
-        """
+    def _stored(self, ids: Ids) -> tuple[EncodedSpans, Unreadable]:
+        """The encoded images of announced samples, maybe in memory that this thread reuses."""
         if self._prefetcher is not None:
             return self.unpacked(ids, *self._fetched(ids, self._prefetcher))
         if self._is_plain and not self._are_parts(ids):
@@ -238,8 +250,10 @@ class Reader:
         return os.path.join(self._index.root, self._index.file_names[file])
 
     def _from_servers(self) -> "tuple[RemoteFiles, Prefetcher]":
-        from trainyard.data.storage.remote.files import RemoteFiles  # loads aiohttp
-        from trainyard.data.storage.remote.prefetch import Prefetcher
+        from trainyard.data.storage.remote.prefetch import (
+            Prefetcher,
+            RemoteFiles,  # loads aiohttp
+        )
 
         return RemoteFiles(self._stamp_of), Prefetcher(self.fetch_part)
 
@@ -265,33 +279,6 @@ class Reader:
     def _stamp_of(self, name: str) -> Stamp | None:
         """The file's stamp when it was indexed; None if the index has none."""
         return self._index.stamps.get(name.removeprefix(os.path.join(self._index.root, "")))
-
-
-@dataclass(frozen=True)
-class PlannedReads:
-    """Announced samples, to be read a slice at a time, from any thread."""
-
-    reader: Reader
-    ids: Ids
-    parts: tuple[EncodedSpans, Unreadable] | None  # of open files, which decoding reads
-
-    def pieces(self, part: slice) -> list[slice]:
-        """Splits a slice into pieces whose encoded images fit into memory together."""
-        if self.parts is not None:
-            return [part]
-        piece = np.cumsum(self.reader.sizes(self.ids[part])) // _PIECE
-        borders = part.start + np.flatnonzero(np.diff(piece)) + 1
-        return [slice(a, b) for a, b in pairwise([part.start, *borders.tolist(), part.stop])]
-
-    def stored(self, part: slice) -> tuple[EncodedSpans, Unreadable]:
-        """Like `Reader.stored`, for a slice of the samples."""
-        ids = self.ids[part]
-        if self.parts is None:
-            return self.reader.stored(ids)
-        spans, unreadable = self.parts
-        inside = range(part.start, part.stop)
-        bad = {n - part.start: why for n, why in unreadable.items() if n in inside}
-        return self.reader.unpacked(ids, spans.part(part), bad)
 
 
 class _Copied:
@@ -362,3 +349,32 @@ def _is_local(index: Index) -> bool:
     parts = index.parts or (len(index),)
     firsts = np.cumsum((0, *parts[:-1])).tolist()
     return not any(is_remote(index.locate(first)[0]) for first in firsts)
+
+
+_CHUNK = 64  # samples announced together
+_AHEAD = 4  # chunks
+
+
+def read_ahead(reader: Reader, ids: Ids) -> Iterator[bytes | OSError]:
+    """The encoded image of each sample in order, or the error of one that cannot be read.
+
+    Remote ones are requested many at a time, as in training.
+    """
+    chunks = iter([ids[start : start + _CHUNK] for start in range(0, len(ids), _CHUNK)])
+    ahead: deque[tuple[int, Expected]] = deque()
+    while True:
+        ahead += ((len(some), reader.expect(some)) for some in islice(chunks, _AHEAD - len(ahead)))
+        if not ahead:
+            return
+        count, read = ahead.popleft()
+        for piece, images, unreadable in read(slice(0, count)):
+            yield from (_content(images, unreadable, n) for n in range(piece.stop - piece.start))
+
+
+def _content(images: EncodedSpans, unreadable: Unreadable, position: int) -> bytes | OSError:
+    if position in unreadable:
+        return OSError(unreadable[position])
+    try:
+        return images.content(position)
+    except OSError as error:
+        return error

@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import socket
-import threading
 import time
 import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -107,17 +106,8 @@ class StagedShards:
     # --- copying ---
 
     def start(self) -> "Future[str | None]":
-        """Starts `run` in a thread that ends with the process."""
-        done: Future[str | None] = Future()
-
-        def work() -> None:
-            try:
-                done.set_result(self.run())
-            except Exception as error:
-                done.set_exception(error)
-
-        threading.Thread(target=work, daemon=True).start()
-        return done
+        """Starts `run` in a thread."""
+        return ThreadPoolExecutor(1).submit(self.run)
 
     def run(self) -> str | None:
         """Copies all shards, or waits for the process that does; the reason if some are left.

@@ -1,10 +1,17 @@
 """Files to read by offset: on a disk, behind HTTP, in an object store."""
 
 import errno
+import io
 import os
 import weakref
 from stat import S_ISREG
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from crc32c import crc32c
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
 
 Stamp = list[int | str]
 """A value that changes with a file: time and size, or a server's own tag; plain JSON."""
@@ -77,3 +84,44 @@ def is_remote(name: str) -> bool:
 def reason_of(error: Exception, name: str) -> str:
     """The text of an error about a file, without the file's name before it."""
     return str(error).removeprefix(f"{name}: ")
+
+
+class SourceStream(io.RawIOBase):
+    """Reads a source from any position."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.size}
+        self._position = starts[whence] + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: "WriteableBuffer") -> int:
+        view = memoryview(buffer)
+        size = min(len(view), max(0, self._source.size - self._position))
+        if size:  # a damaged file may ask for any position
+            view[:size] = self._source.read(self._position, size)
+        self._position += size
+        return size
+
+
+_PIECE = 1 << 22  # bytes
+
+
+def checksum(source: Source, begin: int, end: int) -> int:
+    """CRC-32C of the bytes [begin, end)."""
+    found = 0
+    for at in range(begin, end, _PIECE):
+        found = crc32c(source.read(at, min(_PIECE, end - at)), found)
+    return found

@@ -29,7 +29,7 @@ def _open(name: str) -> io.RawIOBase:
     if name.startswith(PIPE):
         return Pipe(name)
     if is_remote(name):
-        from trainyard.data.storage.remote.http_stream import HttpStream
+        from trainyard.data.storage.remote.http import HttpStream
 
         return HttpStream(name)
     try:

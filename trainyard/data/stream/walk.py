@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainyard.data.decode.crops import RandomResizedCrop
-from trainyard.data.decode.interpolation import Interpolation
+from trainyard.data.decode.crops import Interpolation, RandomResizedCrop
 from trainyard.data.formats.tar import SequentialReader
 from trainyard.data.formats.webdataset import Streamed, streamed
 from trainyard.data.rng import fold_in, permute, uniforms

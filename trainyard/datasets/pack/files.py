@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from trainyard.data.formats.sample import EncodedSample
+from trainyard.data.formats.scan import EncodedSample
 from trainyard.datasets.pack.journal import Part
 from trainyard.datasets.pack.shards import ShardJob
 from trainyard.files import fsync, part_of, remove_parts

@@ -42,8 +42,7 @@ from trainyard.datasets.pack.shards import (
     plan_jobs,
     shuffled,
 )
-from trainyard.datasets.pack.stored import storing
-from trainyard.datasets.pack.worker import PackJob, PackSource, stem
+from trainyard.datasets.pack.worker import PackJob, PackSource, stem, storing
 from trainyard.errors import DataError
 from trainyard.files import in_words, why_unwritable
 from trainyard.printable import print_line

@@ -1,18 +1,15 @@
 """Writes shards in parallel: worker processes write them, and this process renames them."""
 
-import multiprocessing
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from itertools import islice
 
-from trainyard.data.storage.credentials import known
 from trainyard.datasets.pack.files import Outputs, publish, remove_stale
 from trainyard.datasets.pack.journal import Journal, Written
 from trainyard.datasets.pack.shards import ShardJob
-from trainyard.datasets.pack.worker import PackJob, Signals, start, write_shard
+from trainyard.datasets.pack.worker import PackJob, Signals, begin, write_shard
+from trainyard.datasets.workers import Workers
 from trainyard.errors import TrainyardError
 
 Progress = Callable[[int], None]
@@ -26,20 +23,15 @@ def write_shards(
 ) -> None:
     """Writes shards and adds them to the journal; removes unfinished files if it fails."""
     progress(0)
-    # Not fork: the caller may have threads, of torch for instance, that hold locks.
-    context = multiprocessing.get_context("spawn")
-    signals = Signals(context)
+    signals = Signals()
     count = max(1, min(work.options.workers, len(jobs)))
-    pool = ProcessPoolExecutor(
-        count, mp_context=context, initializer=start, initargs=(work, signals, known())
-    )
+    pool = Workers(count, begin, work, signals)
     queue = iter(jobs)
     running: set[Future[tuple[Written, Outputs]]] = set()
     try:
         while True:
             free = 2 * count - len(running)  # a job in reserve for each worker, so that none waits
-            with _interrupts_held():
-                running |= {pool.submit(write_shard, job) for job in islice(queue, free)}
+            running |= {pool.submit(write_shard, job) for job in islice(queue, free)}
             if not running:
                 return
             finished = wait(running, _TICK_S, FIRST_COMPLETED).done
@@ -59,13 +51,3 @@ def write_shards(
         raise
     finally:
         pool.shutdown()
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Delays Ctrl-C, and keeps it from processes started inside, which this process stops."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,33 +1,115 @@
 """Writes shards in worker processes that import no torch and end with their parent."""
 
-import multiprocessing
 import os
-import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from trainyard.data.decode.packed_record import is_record
+import numpy as np
+
+from trainyard.data._native import is_built
+from trainyard.data.decode.packed_record import has_pixels, image_file, is_record, record_of_pixels
 from trainyard.data.formats import FORMATS
-from trainyard.data.formats.sample import EncodedSample
+from trainyard.data.formats.scan import EncodedSample
 from trainyard.data.index.outside import look_outside
 from trainyard.data.index.table import Index, load_index
-from trainyard.data.reading.ahead import read_ahead
-from trainyard.data.reading.reader import Reader
-from trainyard.data.storage.credentials import Credentials, adopt
+from trainyard.data.reading.reader import Reader, read_ahead
 from trainyard.data.storage.manifest import Shard
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import is_remote
 from trainyard.datasets.pack.files import Outputs, remove, sha256_of, write_folder
 from trainyard.datasets.pack.journal import Written
-from trainyard.datasets.pack.recode import NOT_AN_IMAGE, is_plain_jpeg, oddity, suffix_of
+from trainyard.datasets.pack.recode import (
+    NOT_AN_IMAGE,
+    Recode,
+    ShortSide,
+    is_plain_jpeg,
+    oddity,
+    suffix_of,
+)
 from trainyard.datasets.pack.shards import PackOptions, ShardJob
-from trainyard.datasets.pack.stored import SampleEncoder, storing
+from trainyard.datasets.workers import CONTEXT
 from trainyard.errors import DataError
 from trainyard.files import fsync, part_of, why_unwritable
+from trainyard.installation import NEEDS_EXTENSION
+
+
+@dataclass(frozen=True)
+class SampleEncoder:
+    """The conversion of each image by the options of a pack."""
+
+    recode: Recode | None
+    packs: bool  # True: into records
+    pixels: bool
+
+    @property
+    def keeps_files(self) -> bool:
+        """True if image files are not changed."""
+        return self.recode is None and not self.packs
+
+    def file_of(self, content: bytes) -> bytes:
+        """The image file of a source's content. BadImageError for a damaged record."""
+        from trainyard.data.decode.decode import BadImageError
+
+        try:
+            return image_file(content)
+        except ValueError as error:
+            raise BadImageError(str(error)) from None
+
+    def __call__(self, content: bytes) -> bytes:
+        """The bytes to store. BadImageError if decoding is necessary and fails."""
+        if self.recode is None and self._is_as_wished(content):
+            return content
+        image = self.file_of(content)
+        if self.pixels:
+            return _of_pixels(image, self.recode)
+        if self.recode is not None:
+            image = self.recode(image)
+        return _of_coefficients(image) if self.packs else image
+
+    def _is_as_wished(self, content: bytes) -> bool:
+        if not is_record(content):
+            return not self.packs
+        return self.packs and has_pixels(content) == self.pixels
+
+
+def storing(options: PackOptions) -> SampleEncoder:
+    """The conversion by `options`. DataError if it needs the missing C extension."""
+    packs = options.format == "packed"
+    if packs and not options.pixels and not is_built():
+        raise DataError("data.needs-c-extension", name="packing coefficients", hint=NEEDS_EXTENSION)
+    return SampleEncoder(options.recode, packs, options.pixels)
+
+
+def _of_coefficients(image: bytes) -> bytes:
+    """A record of coefficients; a file that a record cannot represent is not changed."""
+    from trainyard.data._native import own_decoder
+
+    decoder = own_decoder()
+    assert decoder is not None  # checked by `storing`
+    return decoder.pack(image) or image
+
+
+def _of_pixels(image: bytes, recode: Recode | None) -> bytes:
+    """A record of upright pixels, as it holds no EXIF; scaled without an intermediate JPEG."""
+    from trainyard.data.decode.decode import (
+        BadImageError,
+        image_orientation,
+        is_grey,
+        reference_image,
+    )
+    from trainyard.data.decode.orientation import upright
+
+    stored = reference_image(image, 1 if is_grey(image) else 3)
+    pixels = upright(stored, image_orientation(image))
+    if isinstance(recode, ShortSide):
+        pixels = recode.scaled(pixels)
+    try:
+        return record_of_pixels(np.asarray(pixels))
+    except ValueError as error:
+        raise BadImageError(str(error)) from None
+
 
 _COUNT_EVERY = 64  # samples between updates of the counter, which all workers share
 
@@ -59,10 +141,10 @@ class PackStopped(Exception):
 class Signals:
     """Shared values of the parent and its workers: made by the parent, inherited by workers."""
 
-    def __init__(self, context: Any) -> None:
-        self.count = context.Value("q", 0)
+    def __init__(self) -> None:
+        self.count = CONTEXT.Value("q", 0)
         """Samples written by all workers."""
-        self.stop = context.RawValue("b", 0)
+        self.stop = CONTEXT.RawValue("b", 0)
 
     def counted(self, written: int, total: int) -> None:
         """Updates the counter: a worker has written `written` of its shard's `total` samples."""
@@ -101,25 +183,10 @@ class _Seen:
     image_bytes: int = 0
 
 
-def start(work: PackJob, signals: Signals, credentials: Credentials) -> None:
-    """Initialises a worker process."""
-    adopt(credentials)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    begin(work, signals)
-
-
 def begin(work: PackJob, signals: Signals) -> None:
     """Sets the work for `write_shard`."""
     global _worker
-    warnings.filterwarnings("ignore", module="PIL")  # odd metadata does not make an image bad
     _worker = _Worker(work, signals)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 def write_shard(job: ShardJob) -> tuple[Written, Outputs]:

@@ -11,9 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data.storage.manifest import Manifest
-from trainyard.datasets.prepare.pixels import LabelledPixels, select_pixels
-from trainyard.datasets.prepare.preparation import Preparation, find_archive
-from trainyard.datasets.prepare.targz import read_members
+from trainyard.datasets.prepare.preparation import (
+    LabelledPixels,
+    Preparation,
+    find_archive,
+    read_members,
+    select_pixels,
+)
 from trainyard.errors import DataError
 
 _ORIGIN = "https://www.cs.toronto.edu/~kriz/cifar.html (binary version)"

@@ -1,22 +1,83 @@
-"""Prepares ImageNet-1K (ILSVRC2012) from the official archives, without unpacking them."""
+"""Prepares ImageNet-1K (ILSVRC2012) from the official archives, without unpacking them.
 
+The development kit has the class of each validation image. It numbers classes by ILSVRC2012_ID,
+which is not the usual order of labels, by sorted WordNet IDs (WNIDs).
+
+ImageNet-21K-P comes from image-net.org's processed tar, `imagenet21k_resized.tar`, whose images are
+split and resized by the published script (Ridnik et al. 2021, "ImageNet-21K Pretraining for the
+Masses"). Training can read the tar as it is; shards read faster.
+"""
+
+import io
+import os
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from trainyard.data.formats.scan import FileRows, Scan
-from trainyard.data.formats.tar import members
+from trainyard.data.formats.tar import BufferedTarReader, Member, is_image, members
+from trainyard.data.index.build import open_index
+from trainyard.data.index.splits import find_splits
 from trainyard.data.index.table import Index
 from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.data.storage.manifest import Manifest
 from trainyard.data.storage.open import open_source
 from trainyard.datasets.pack.pack import shuffled
 from trainyard.datasets.pack.recode import Repair
-from trainyard.datasets.prepare.class_archives import class_archives
-from trainyard.datasets.prepare.devkit import Devkit, read_devkit
-from trainyard.datasets.prepare.preparation import Preparation, find_archive
+from trainyard.datasets.prepare.preparation import Preparation, find_archive, read_members
 from trainyard.errors import DataError
+from trainyard.installation import install_hint
+
+_META = "data/meta.mat"
+_TRUTH = "data/ILSVRC2012_validation_ground_truth.txt"
+_MAX_BYTES = 64 << 20  # unpacked; the official kit is 2.5 MB packed
+_WNID = re.compile(r"n\d{8}")
+
+
+@dataclass(frozen=True)
+class Devkit:
+    wnid_of: dict[int, str]
+    """WNID by ILSVRC2012_ID, for leaves of the hierarchy: the classes with images."""
+    val: tuple[int, ...]
+    """The ILSVRC2012_ID of each validation image, by the number in its name, from 1."""
+
+    def val_wnid(self, number: int) -> str:
+        """The class of ILSVRC2012_val_<number>.JPEG. IndexError if there is no such image."""
+        if number < 1:
+            raise IndexError(number)
+        return self.wnid_of[self.val[number - 1]]
+
+
+def read_devkit(path: Path) -> Devkit:
+    """Reads ILSVRC2012_devkit_t12.tar.gz in memory; needs scipy."""
+    try:
+        from scipy.io import loadmat
+    except ImportError:
+        raise DataError("prepare.needs-scipy", hint=install_hint("imagenet")) from None
+    contents = read_members(path, (_META, _TRUTH), _MAX_BYTES)
+    try:
+        synsets = loadmat(io.BytesIO(contents[_META]), squeeze_me=True)["synsets"]
+        wnid_of = {
+            int(synset["ILSVRC2012_ID"]): str(synset["WNID"])
+            for synset in synsets
+            if not int(synset["num_children"])
+        }
+        val = tuple(int(line) for line in contents[_TRUTH].split())
+    except Exception as error:  # loadmat raises almost any error for a damaged file
+        raise DataError("prepare.not-the-devkit", path=path, reason=str(error)) from None
+    strange = [wnid for wnid in wnid_of.values() if not _WNID.fullmatch(wnid)]
+    if strange:  # WNIDs become folder names
+        raise DataError("prepare.not-a-wordnet-id", path=path, name=strange[0], member=_META)
+    unknown = set(val) - set(wnid_of)
+    if unknown:
+        raise DataError(
+            "prepare.undefined-class", path=path, member=_TRUTH, label=min(unknown), other=_META
+        )
+    return Devkit(wnid_of, val)
+
 
 # With MD5 sums from image-net.org.
 ARCHIVES = {
@@ -109,3 +170,69 @@ def _check_counts(train: Index, val: Index) -> None:
             raise DataError(
                 "prepare.wrong-imagenet-count", num_found=count, what=what, num_expected=published
             )
+
+
+class ClassImages(NamedTuple):
+    """The images of a class in the order of their names."""
+
+    name: str
+    file: str  # the file that holds them, relative to the place's root
+    images: list[Member]
+
+    def rows(self, label: int) -> FileRows:
+        offsets, sizes = [m.offset for m in self.images], [m.size for m in self.images]
+        return FileRows(self.file, offsets, sizes, [label] * len(self.images))
+
+
+def class_archives(place: ResolvedLocation) -> Iterator[ClassImages]:
+    """The classes in stored order. DataError if one occurs twice, or a member is no class."""
+    seen = set()
+    [file] = place.names
+    with closing(BufferedTarReader(open_source(place.path(file)))) as tar:
+        for member in members(tar):
+            if not member.name.endswith(".tar"):
+                raise DataError("prepare.not-a-class-tar", path=place.path(file), name=member.name)
+            name = os.path.basename(member.name).removesuffix(".tar")
+            if not name.strip("."):  # it becomes a folder's name
+                raise DataError("prepare.not-a-class-name", path=place.path(file), name=name)
+            if name in seen:
+                raise DataError("prepare.class-twice", path=place.path(file), name=name)
+            seen.add(name)
+            inside = members(tar, member.offset, member.offset + member.size)
+            images = [image for image in inside if is_image(image.name)]
+            yield ClassImages(name, file, sorted(images, key=_by_name))
+
+
+def _by_name(member: Member) -> str:
+    return os.path.basename(member.name)
+
+
+PUBLISHED = {
+    "fall11": {"train": 11_797_632, "val": 561_052, "classes": 11_221},
+    "winter21": {"train": 11_060_223, "val": 522_500, "classes": 10_450},
+}
+_ORIGIN_21K = "https://image-net.org/download-images.php (needs an account)"
+
+
+def prepare_imagenet_21k_p(source: Path, preparation: Preparation) -> Manifest:
+    """Packs the processed tar, or the only tar in the folder `source`; no image is changed."""
+    tar = _only_tar(source.resolve())
+    locations = find_splits(str(tar))
+    if set(locations) != {"train", "val"}:
+        raise DataError("prepare.no-train-and-val", path=tar, origin=_ORIGIN_21K)
+    with preparation.counter(f"reading the headers of {tar.name}", None) as progress:
+        train, val = (open_index(locations[split], progress) for split in ("train", "val"))
+    return preparation.pack(
+        {"train": shuffled(train, preparation.order), "val": shuffled(val, None)},
+        "imagenet21k",
+        about={"source": tar.name, "seed": preparation.order},
+    )
+
+
+def _only_tar(source: Path) -> Path:
+    if source.name.endswith((".gz", ".tgz")):
+        raise DataError("tar.compressed", path=source, hint=" (gunzip)")
+    tars = sorted(source.glob("*.tar")) if source.is_dir() else [source]
+    if len(tars) != 1 or not tars[0].is_file():
+        raise DataError("prepare.not-one-tar", path=source, origin=_ORIGIN_21K)
+    return tars[0]

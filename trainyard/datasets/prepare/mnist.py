@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data.storage.manifest import Manifest
-from trainyard.datasets.prepare.pixels import LabelledPixels, select_pixels
-from trainyard.datasets.prepare.preparation import Preparation
+from trainyard.datasets.prepare.preparation import LabelledPixels, Preparation, select_pixels
 from trainyard.errors import DataError
 
 _FILES = {"train": "train", "val": "t10k"}

@@ -1,25 +1,35 @@
 """Steps shared by the preparations of public data sets."""
 
+import gzip
 import hashlib
+import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import tarfile
+import threading
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from trainyard.data.formats.scan import Scan
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.data.decode.packed_record import record_of_pixels
+from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.index.build import Progress, index_scan
 from trainyard.data.index.table import Index, load_index
+from trainyard.data.storage.location import find_place
 from trainyard.data.storage.manifest import FILE_NAME, Manifest
 from trainyard.datasets.pack.journal import check_empty, is_begun
 from trainyard.datasets.pack.pack import PackOptions, Selection, pack
 from trainyard.datasets.pack.recode import Recode
-from trainyard.datasets.prepare.checksums import check_md5
 from trainyard.errors import DataError
-from trainyard.files import why_unwritable
+from trainyard.files import atomic_write, why_unwritable
 
 # One process writes a shard; a restart writes an unfinished shard again.
 _SHARD_SAMPLES = {
@@ -127,3 +137,98 @@ class Preparation:
             )
         shutil.rmtree(self.folder)
         return manifest
+
+
+def read_members(path: Path, wanted: Collection[str], max_bytes: int) -> dict[str, bytes]:
+    """The contents of the members whose paths end in the `wanted` ones.
+
+    DataError if one is missing, or if the archive unpacks to more than `max_bytes`.
+    """
+    try:
+        with gzip.open(path) as packed:
+            unpacked = packed.read(max_bytes + 1)
+        if len(unpacked) > max_bytes:
+            raise DataError("prepare.archive-too-large", path=path, size=max_bytes)
+        with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as tar:
+            found = {
+                name: unpacked[member.offset_data : member.offset_data + member.size]
+                for member in tar
+                for name in wanted
+                if member.isreg() and f"/{member.name}".endswith(f"/{name}")
+            }
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        raise DataError("prepare.archive-unreadable", path=path, reason=str(error)) from None
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise DataError("prepare.missing-member", path=path, member=missing[0])
+    return found
+
+
+def check_md5(
+    expected: Mapping[Path, str],
+    progress: Callable[[int], None] = lambda _: None,
+    *,
+    chunk_bytes: int = 8 << 20,
+) -> None:
+    """DataError unless the files have these MD5 sums; the files are read in parallel.
+
+    `progress` receives the bytes read so far.
+    """
+    is_over, lock, count = threading.Event(), threading.Lock(), 0
+
+    def md5(path: Path) -> str:
+        nonlocal count
+        digest = hashlib.md5(usedforsecurity=False)
+        with open(path, "rb", buffering=0) as file:
+            while (chunk := file.read(chunk_bytes)) and not is_over.is_set():
+                digest.update(chunk)
+                with lock:
+                    count += len(chunk)
+                    progress(count)
+        return digest.hexdigest()
+
+    with ThreadPoolExecutor(max(len(expected), 1)) as pool:
+        try:
+            found = list(pool.map(md5, expected))
+        finally:
+            is_over.set()  # so that Ctrl-C does not wait for the end of a file of 150 GB
+    for path, digest in zip(expected, found, strict=True):
+        if digest != expected[path]:
+            raise DataError(
+                "prepare.wrong-md5",
+                path=path,
+                md5=digest,
+                expected=expected[path],
+            )
+
+
+class LabelledPixels(NamedTuple):
+    """The images of a split and their labels."""
+
+    pixels: NDArray[np.uint8]  # (N, H, W, 3) or (N, H, W)
+    labels: NDArray[np.uint8]  # (N,)
+    classes: list[str]
+
+
+def select_pixels(
+    preparation: Preparation, split: str, images: LabelledPixels, archive: Path
+) -> Selection:
+    """The images as records, class by class, in the order of an image folder.
+
+    The records lie end to end in one file. It has the archive's time, so a restart makes the same
+    one.
+    """
+    path = preparation.folder / f"{split}.records"
+    sizes = []
+    with atomic_write(path) as file:
+        for pixels in images.pixels:
+            sizes.append(file.write(record_of_pixels(pixels)))
+    stat = archive.stat()
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    offsets = [0, *np.cumsum(sizes)[:-1].tolist()]
+    rows = iter([FileRows(path.name, offsets, sizes, images.labels.tolist())])
+    place = find_place(str(path))
+    scan = Scan(place, "records", images.classes, place.names, rows)
+    index = index_scan(scan, path.with_suffix(".index"))
+    ids = np.argsort(index.label, kind="stable")
+    return Selection(index, ids, index.label[ids])

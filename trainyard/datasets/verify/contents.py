@@ -67,14 +67,22 @@ def _size(path: str) -> int:
 
 
 def _run(tasks: Mapping[str, _Task], workers: int, progress: Progress) -> list[Finding]:
-    """The findings of all tasks, in order."""
-    meter = _Meter(progress)
+    """The findings of all tasks, in order. The progress is in MB."""
+    is_over, lock, count = threading.Event(), threading.Lock(), 0
     pool = ThreadPoolExecutor(workers)
+
+    def note(size: int) -> None:
+        nonlocal count
+        if is_over.is_set():
+            raise InterruptedError("stopped")
+        with lock:
+            count += size
+            progress(count // 10**6)
 
     def perform(path: str) -> Finding | None:
         try:
             with closing(open_source(path)) as source:
-                problem = tasks[path](_Metered(source, meter))
+                problem = tasks[path](_Metered(source, note))
         except (DataError, OSError) as error:
             problem = str(error)
         return Finding(problem, path) if problem else None
@@ -82,36 +90,17 @@ def _run(tasks: Mapping[str, _Task], workers: int, progress: Progress) -> list[F
     try:
         return [found for found in pool.map(perform, tasks) if found]
     finally:
-        meter.stopped.set()  # so that Ctrl-C does not wait for the end of a file of 100 GB
+        is_over.set()  # so that Ctrl-C does not wait for the end of a file of 100 GB
         pool.shutdown(cancel_futures=True)
 
 
-class _Meter:
-    """Counts the bytes read by all threads, in MB."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.stopped = threading.Event()
-        self._progress, self._count, self._lock = progress, 0, threading.Lock()
-
-    def add(self, count: int) -> None:
-        with self._lock:
-            self._count += count
-            self._progress(self._count // 10**6)
-
-
 class _Metered:
-    """A source that counts its reads, and fails them once `stopped` is set."""
+    """A source that announces the bytes that it reads."""
 
-    def __init__(self, source: Source, meter: _Meter) -> None:
+    def __init__(self, source: Source, note: Callable[[int], None]) -> None:
         self.name, self.size, self.stamp = source.name, source.size, source.stamp
-        self._source, self._meter = source, meter
+        self._source, self._note, self.close = source, note, source.close
 
     def read(self, offset: int, size: int) -> bytes:
-        if self._meter.stopped.is_set():
-            raise InterruptedError("stopped")
-        content = self._source.read(offset, size)
-        self._meter.add(size)
-        return content
-
-    def close(self) -> None:
-        self._source.close()
+        self._note(size)
+        return self._source.read(offset, size)

@@ -1,19 +1,10 @@
 """Reads, hashes and decodes every image as training does, in processes without torch."""
 
 import hashlib
-import multiprocessing
-import multiprocessing.connection
 import os
-import signal
-import threading
-import warnings
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -28,10 +19,10 @@ from trainyard.data.decode.orientation import may_be_turned, orientation_of
 from trainyard.data.formats.scan import ARRAY_SUFFIX, IMAGE_FORMATS
 from trainyard.data.index.build import Progress
 from trainyard.data.index.table import Index, load_index
-from trainyard.data.reading.ahead import read_ahead
-from trainyard.data.reading.reader import Reader
-from trainyard.data.storage.credentials import Credentials, adopt, known
+from trainyard.data.reading.reader import Reader, read_ahead
+from trainyard.data.storage.ahead import map_ahead
 from trainyard.datasets.verify.checks import MAX_LISTED
+from trainyard.datasets.workers import CONTEXT, Workers
 from trainyard.errors import DataError
 
 T = TypeVar("T")
@@ -89,13 +80,20 @@ def examine(
     hashes = np.zeros((int(starts[-1]), 2), np.uint64)
     found = [ImageFindings() for _ in indices]
     count = 0
-    with _pool(workers, [str(index.path) for index in indices]) as pool:
-        for part in _in_order(pool, _tasks(indices), workers * _AHEAD):
+    stop = CONTEXT.RawValue("b", 0)
+    pool = Workers(workers, _start, [str(index.path) for index in indices], stop)
+    try:
+        for part in map_ahead(pool, _examine, _tasks(indices), most=workers * _AHEAD):
             found[part.split].add(part)
             first = int(starts[part.split]) + part.first
             hashes[first : first + len(part.hashes)] = part.hashes
             count += len(part.hashes)
             progress(count)
+    except BrokenProcessPool:
+        raise DataError("verify.worker-died") from None
+    finally:
+        stop.value = 1
+        pool.shutdown(cancel_futures=True)
     return found, hashes
 
 
@@ -132,34 +130,6 @@ def _tasks(indices: Sequence[Index]) -> Iterator[_Task]:
     for split, index in enumerate(indices):
         for start in range(0, len(index), _CHUNK):
             yield split, start, min(start + _CHUNK, len(index))
-
-
-@contextmanager
-def _pool(workers: int, indices: list[str]) -> Iterator[ProcessPoolExecutor]:
-    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-    stop = context.RawValue("b", 0)
-    pool = ProcessPoolExecutor(workers, context, _start, (indices, stop, known()))
-    try:
-        yield pool
-    except BrokenProcessPool:
-        raise DataError("verify.worker-died") from None
-    finally:
-        stop.value = 1
-        pool.shutdown(cancel_futures=True)
-
-
-def _in_order(pool: ProcessPoolExecutor, tasks: Iterator[_Task], ahead: int) -> Iterator[_Part]:
-    """The results of the tasks in order; at most `ahead` are pending."""
-    waiting: deque[Future[_Part]] = deque()
-    while True:
-        for task in islice(tasks, ahead - len(waiting)):
-            # A process started here must not receive Ctrl-C, on which the pool is shut down.
-            mine = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
-            waiting.append(pool.submit(_examine, task))
-            signal.pthread_sigmask(signal.SIG_SETMASK, mine)
-        if not waiting:
-            return
-        yield waiting.popleft().result()
 
 
 class _Examiner:
@@ -202,21 +172,10 @@ class _Examiner:
 _examiner: _Examiner  # of this process
 
 
-def _start(indices: list[str], stop: Any, credentials: Credentials) -> None:
+def _start(indices: list[str], stop: Any) -> None:
     global _examiner
-    adopt(credentials)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    warnings.filterwarnings("ignore", module="PIL")
     Image.init()
     _examiner = _Examiner(indices, stop)
-
-
-def _end_with_parent() -> None:
-    """Ends this process with its parent, which cannot end it if killed."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    multiprocessing.connection.wait([parent.sentinel])
-    os._exit(1)
 
 
 def _examine(task: _Task) -> _Part:
