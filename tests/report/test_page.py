@@ -118,6 +118,21 @@ def test_pictures_of_errors_are_in_the_page(trained: list[Path]) -> None:
     assert all(re.fullmatch(r"\d, taken for \d", picture["alt"] or "") for picture in pictures)
 
 
+def test_the_matrix_has_every_class_or_the_confused_ones(
+    trained: list[Path], tmp_path: Path
+) -> None:
+    recorded = np.load(trained[0] / "predictions.npz")
+    text = made(trained[0])
+    table = text[text.index('class="matrix"') :].partition("</table>")[0]
+    numbers = [int(of) for of in re.findall(r'<span class="(?:hit|miss)[^>]*>(\d+)', table)]
+    assert sum(numbers) == len(recorded["labels"])
+    assert table.count("<tr>") == 11
+    record_some(write_run(tmp_path / "many", [train_report(1)]), samples=9000, classes=1000)
+    text = made(tmp_path / "many")
+    table = text[text.index('class="matrix"') :].partition("</table>")[0]
+    assert table.count("<tr>") == 17 and "others" in table
+
+
 def test_names_and_messages_are_text(copied: Path, digits: Path, tmp_path: Path) -> None:
     step = (copied / "checkpoints" / "best").resolve()
     progress = json.loads((step / "progress.json").read_text())
@@ -172,7 +187,7 @@ def test_images_with_lists_of_labels(tmp_path: Path) -> None:
     text = made(folder)
     assert data_in(text)["class_columns"][2:] == ["Average precision", "F1"]
     rows = {name: shares for name, *shares in data_in(text)["classes"]}
-    assert rows["class 0"] == [2, 1, 1] and rows["class 1"][2] == 0
+    assert rows["class 0"] == [2, 1, 1] and "Confidence" not in text and rows["class 1"][2] == 0
     outline = Outline(text)
     assert "missed class 1 wrongly class 2" in outline.text
     assert "Confused classes" not in outline.text

@@ -10,6 +10,7 @@ from trainyard.api import EVALUATED, check_evaluated, evaluation_recipe
 from trainyard.cli.options import add_ema, check_suffix, check_target, loading, positive
 from trainyard.cli.printing import print_text, result_console, write_csv
 from trainyard.distributed import discover
+from trainyard.errors import InputError
 from trainyard.files import finite
 
 if TYPE_CHECKING:
@@ -27,7 +28,13 @@ _SHARES = {
     "micro_f1": "micro\nF1",
     "macro_f1": "macro\nF1",
 }
-_OF_CLASSES = {"top1": "top-1", "top5": "top-5", "average_precision": "AP", "f1": "F1"}
+_OF_CLASSES = {
+    "recall": "recall",
+    "precision": "precision",
+    "average_precision": "AP",
+    "f1": "F1",
+    "top5": "top-5",
+}
 _WIDTH = 80  # characters; lines wrap in a narrower terminal, so that no column is lost
 _PLACE = ("data", "weights", "sample", "file", "offset")
 _COLUMNS = (*_PLACE, "class", "guess", "confidence", "place")
@@ -59,13 +66,18 @@ def add(parser: argparse.ArgumentParser) -> None:
     about_flip = "average the softmax of each image and of its mirror image"
     parser.add_argument("--flip", action="store_true", help=about_flip)
     parser.add_argument(
-        "--per-class", metavar="N", type=positive, help="print the N classes with the lowest top-1"
+        "--per-class", metavar="N", type=positive, help="print the N classes with the lowest recall"
     )
     parser.add_argument(
         "--confusions", metavar="N", type=positive, help="print the N most frequent confusions"
     )
     parser.add_argument(
         "--predictions", metavar="FILE.csv", help="write the prediction for each image to a file"
+    )
+    parser.add_argument(
+        "--tables",
+        metavar="FOLDER",
+        help="write classes.csv, confusions.csv (the confusion matrix) and reliability.csv",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.epilog = (
@@ -105,6 +117,8 @@ def evaluate(options: argparse.Namespace) -> int:
         return 0
     if options.predictions:
         write_predictions(Path(options.predictions), result)
+    if options.tables:
+        write_tables(Path(options.tables), result)
     if options.json:
         print(json.dumps(as_json(result, options.per_class, options.confusions)))
     else:
@@ -116,8 +130,12 @@ def as_json(
     result: "DataSetResult", num_classes: int | None, num_confusions: int | None
 ) -> dict[str, Any]:
     """A result with its worst classes and most frequent confusions; None leaves them out."""
+    from trainyard.training.reliability import Bin, reliability
+
     tree = result.as_dict()
     for prefix, columns in result.predictions.items():
+        if not _has_lists(result):
+            tree[f"{prefix}reliability"] = [Bin._asdict(row) for row in reliability(columns)]
         if num_classes is not None:
             tree[f"{prefix}per_class"] = _classes(result, columns, num_classes)
         if num_confusions is not None and not _has_lists(result):
@@ -136,7 +154,7 @@ def _classes(
 
     if isinstance(columns, Predictions):
         rows: list[Any] = per_class(columns, result.labels)
-        keys = ("samples", "top1", "top5")
+        keys: tuple[str, ...] = ("samples", "guesses", "recall", "precision", "f1", "top5")
     else:
         rows = [row for row in columns.per_class(result.labels) if row.samples]
         keys = ("samples", "average_precision", "f1")
@@ -147,14 +165,14 @@ def _classes(
 
 
 def _confusions(
-    result: "DataSetResult", columns: "Predictions", count: int
+    result: "DataSetResult", columns: "Predictions", count: int | None, *, with_right: bool = False
 ) -> list[dict[str, Any]]:
     from trainyard.training.predictions import confusions
 
     names = result.classes
     return [
         {"class": names[row.label], "guess": names[row.guess], "samples": row.samples}
-        for row in confusions(columns, result.labels, count)
+        for row in confusions(columns, result.labels, count, with_right=with_right)
     ]
 
 
@@ -236,6 +254,10 @@ def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
     where = tree["data"]
     if "ema_decay" in tree and len(prefixes) > 1:
         yield f"the best average of the run's last evaluation: EMA {tree['ema_decay']}"
+    for prefix in (each for each in prefixes if f"{each}top1_interval" in tree):
+        low, high = tree[f"{prefix}top1_interval"]
+        which = f"{label_of(prefix)} weights: " if len(prefixes) > 1 else ""
+        yield f"{which}95% interval of top-1 (Wilson): {low:.2%} to {high:.2%}"
     if tree["flip"]:
         kind = "sigmoid" if "map" in tree else "softmax"
         yield f"with test-time flip: the mean of the {kind} of each image and of its mirror image"
@@ -254,7 +276,32 @@ def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
         yield f"{where}: new top-1 on the {again['samples']:,} images in {again['labels']}"
 
 
-# --- a line per image ---
+# --- files ---
+
+
+def write_tables(folder: Path, result: "DataSetResult") -> None:
+    """Write the tables of classes, of pairs of classes and of confidence, with a line for each."""
+    from trainyard.training.averages import label_of
+    from trainyard.training.reliability import Bin, reliability
+
+    tables: dict[str, list[dict[str, Any]]] = {"classes": []}
+    for prefix, columns in result.predictions.items():
+        where = {"data": result.data.where, "weights": label_of(prefix)}
+        found = {"classes": _classes(result, columns, len(result.classes))}
+        if not _has_lists(result):
+            found["confusions"] = _confusions(result, columns, None, with_right=True)
+            found["reliability"] = [Bin._asdict(row) for row in reliability(columns)]
+        for name, rows in found.items():
+            tables.setdefault(name, []).extend(where | row for row in rows)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            "option.file-unwritable", option="--tables", path=folder, reason=error.strerror
+        ) from None
+    for name, rows in tables.items():
+        head = [list(rows[0])] if rows else []
+        write_csv("--tables", folder / f"{name}.csv", [*head, *(row.values() for row in rows)])
 
 
 def write_predictions(path: Path, result: "DataSetResult") -> None:

@@ -40,7 +40,8 @@ from trainyard.training.averages import prefix_of
 from trainyard.training.evaluate import evaluate, score_labels
 from trainyard.training.label_scores import LabelScores
 from trainyard.training.precision import AUTOCASTS, use_precision
-from trainyard.training.predictions import Predictions, calibration_error, reassessed_top1, summary
+from trainyard.training.predictions import Predictions, reassessed_top1, summary
+from trainyard.training.reliability import calibration_error, wilson
 from trainyard.world import World, check_devices, pick_device, together, with_cores
 
 
@@ -98,7 +99,8 @@ class DataSetResult:
         tree |= summary(self.predictions, self.labels)
         for prefix, said in self.predictions.items():
             if isinstance(said, Predictions):
-                tree |= {f"{prefix}ece": calibration_error(said)}
+                tree[f"{prefix}top1_interval"] = wilson(tree[f"{prefix}top1"], tree["samples"])
+                tree[f"{prefix}ece"] = calibration_error(said)
             tree |= {f"{prefix}not_finite": said.not_finite()}
         tree |= {"ema_decay": float(self.best_average)} if self.best_average else {}
         tree |= {
