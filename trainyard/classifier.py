@@ -34,6 +34,7 @@ from trainyard.files import find_checkpoint
 from trainyard.image_size import ImageSize, height_width, size_text
 from trainyard.run.build import build_feeds, trained_model
 from trainyard.run.pretrained import choose_weights
+from trainyard.run.temperature import divide, load_temperatures
 from trainyard.training import checkpoint
 from trainyard.training.precision import AUTOCASTS, autocast, use_precision
 from trainyard.world import World, pick_device
@@ -85,6 +86,8 @@ def load(
     place = pick_device(World()) if device is None else torch.device(device)
     classes = tuple(progress["classes"])
     model = trained_model(config, found, len(classes), weights).to(place).eval()
+    temperature = load_temperatures(found).get(weights, 1.0)
+    divide(model, temperature)
     return Classifier(
         model=model.requires_grad_(False),
         classes=classes,
@@ -94,6 +97,7 @@ def load(
         has_lists=progress.get("has_lists", False),
         step=progress["step"],
         weights=weights,
+        temperature=temperature,
         device=place,
     )
 
@@ -131,6 +135,8 @@ class Classifier:
     weights: str
     """"" for the run's own weights, "ema" for their moving average, "ema-0.99" of several."""
     device: torch.device
+    temperature: float = 1.0
+    """What the model's logits are divided by already; see run/temperature.py."""
 
     def __repr__(self) -> str:
         size = size_text(self.image_size)
@@ -159,15 +165,18 @@ class Classifier:
         """Size of the model's input images: the side of a square, or height and width."""
         return self.config.data.eval_size or self.config.data.image_size
 
-    def predict(self, images: Picture | Iterable[Picture], top: int = 5) -> list[list[Guess]]:
+    def predict(
+        self, images: Picture | Iterable[Picture], top: int = 5, *, flip: bool = False
+    ) -> list[list[Guess]]:
         """The `top` likeliest classes of each image, with their probabilities.
 
         They add up to 1 over all classes, except with lists of labels (`has_lists`). A single image
-        is a list of one. DataError, which names the first unreadable image.
+        is a list of one. `flip` takes the mean over an image and its mirror image. DataError, which
+        names the first unreadable image.
         """
         found, images = [], _listed(images)
         for start in range(0, len(images), _BATCH):
-            shares_BC = self._shares(self.preprocess(images[start : start + _BATCH]))
+            shares_BC = self._shares(self.preprocess(images[start : start + _BATCH]), flip=flip)
             found += [self.named(*row) for row in zip(*_likeliest(shares_BC, top), strict=True)]
         return found
 
@@ -187,11 +196,16 @@ class Classifier:
         return self._normalise(torch.from_numpy(pixels_BHWC).to(self.device).permute(0, 3, 1, 2))
 
     def predict_index(
-        self, index: Index, top: int = 5, *, on_batch: Callable[[int], None] = lambda _: None
+        self,
+        index: Index,
+        top: int = 5,
+        *,
+        flip: bool = False,
+        on_batch: Callable[[int], None] = lambda _: None,
     ) -> Guesses:
         """Predictions for a whole index, through the loader; its labels are ignored.
 
-        `on_batch` receives the number of images started so far.
+        `flip` as in `predict`. `on_batch` receives the number of images started so far.
         """
         top, count = min(top, len(self.classes)), len(index)
         classes, probabilities = np.full((count, top), -1), np.zeros((count, top), np.float32)
@@ -203,7 +217,7 @@ class Classifier:
             for batch in feed:
                 begun += len(batch.ids)
                 on_batch(begun)
-                ids, shares_BC = batch.ids.numpy(), self._shares(batch.images_BCHW)
+                ids, shares_BC = batch.ids.numpy(), self._shares(batch.images_BCHW, flip=flip)
                 classes[ids], probabilities[ids] = _likeliest(shares_BC, top)
                 bad |= {sample.id: sample.reason for sample in batch.bad}
                 if self.has_lists:
@@ -229,10 +243,13 @@ class Classifier:
         pairs = zip(classes.tolist(), probabilities.tolist(), strict=True)
         return [Guess(self.classes[number], probability) for number, probability in pairs]
 
-    def _shares(self, images_BCHW: Tensor) -> Tensor:
+    def _shares(self, images_BCHW: Tensor, *, flip: bool) -> Tensor:
         """float32[B, classes]: probabilities."""
         logits_BC = self.logits(images_BCHW)
-        return logits_BC.sigmoid() if self.has_lists else logits_BC.softmax(dim=1)
+        shares_BC = logits_BC.sigmoid() if self.has_lists else logits_BC.softmax(dim=1)
+        if flip:
+            return (shares_BC + self._shares(images_BCHW.flip(3), flip=False)) / 2
+        return shares_BC
 
     @cached_property
     def _normalise(self) -> Normalise:

@@ -66,6 +66,22 @@ def add(parser: argparse.ArgumentParser) -> None:
     about_flip = "average the softmax of each image and of its mirror image"
     parser.add_argument("--flip", action="store_true", help=about_flip)
     parser.add_argument(
+        "--temperature",
+        action=argparse.BooleanOptionalAction,
+        help="fit a temperature on the data and keep it in the checkpoint, for predict and export; "
+        "--no-temperature removes it",
+    )
+    _add_output(parser)
+    parser.epilog = (
+        "Recipe keys of the sections model, data, augment and batch can be given as --SECTION.KEY "
+        "VALUE, for example --data.eval_size 288. On other data, the model chooses only among the "
+        "classes that the data has, matched by name, as ImageNet-A and ImageNet-R intend."
+    )
+    parser.set_defaults(run_command=evaluate, takes_overrides=EVALUATED)
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--per-class", metavar="N", type=positive, help="print the N classes with the lowest recall"
     )
     parser.add_argument(
@@ -80,12 +96,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="write classes.csv, confusions.csv (the confusion matrix) and reliability.csv",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.epilog = (
-        "Recipe keys of the sections model, data, augment and batch can be given as --SECTION.KEY "
-        "VALUE, for example --data.eval_size 288. On other data, the model chooses only among the "
-        "classes that the data has, matched by name, as ImageNet-A and ImageNet-R intend."
-    )
-    parser.set_defaults(run_command=evaluate, takes_overrides=EVALUATED)
 
 
 def evaluate(options: argparse.Namespace) -> int:
@@ -109,6 +119,7 @@ def evaluate(options: argparse.Namespace) -> int:
         labels=Path(options.labels) if options.labels else None,
         flip=options.flip,
         ema=options.ema,
+        temperature=options.temperature,
     )
     world = discover()
     console = EscapingConsole(quiet=options.json or not world.is_first)
@@ -258,6 +269,9 @@ def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
         low, high = tree[f"{prefix}top1_interval"]
         which = f"{label_of(prefix)} weights: " if len(prefixes) > 1 else ""
         yield f"{which}95% interval of top-1 (Wilson): {low:.2%} to {high:.2%}"
+    for prefix in (each for each in prefixes if f"{each}temperature" in tree):
+        which = f"{label_of(prefix)} weights: " if len(prefixes) > 1 else ""
+        yield f"{which}logits divided by the temperature {tree[f'{prefix}temperature']:g}"
     if tree["flip"]:
         kind = "sigmoid" if "map" in tree else "softmax"
         yield f"with test-time flip: the mean of the {kind} of each image and of its mirror image"

@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,10 +16,12 @@ from trainyard.cli.options import (
     check_overrides,
     check_suffix,
     check_target,
+    fraction,
     loading,
     positive,
 )
 from trainyard.cli.printing import result_console, write_csv
+from trainyard.data.storage.source import is_remote
 from trainyard.errors import InputError
 from trainyard.printable import print_line, printable
 
@@ -32,6 +36,7 @@ _SHOWN = 10  # unreadable images listed with a reason
 _IN_FULL = 3  # up to so many images are shown with all guesses
 _ONE_BY_ONE = 500  # up to so many images get a line each; for more, classes are counted
 _BAR = 20  # characters
+_UNKNOWN = "unknown"
 
 
 class Row(NamedTuple):
@@ -43,6 +48,14 @@ class Row(NamedTuple):
     error: str | None
     guesses: "list[Guess]"
     """The likeliest first; none with an error."""
+    answer: str
+    """The likeliest class, or "unknown"; "" with an error."""
+
+    @property
+    def path(self) -> str:
+        """The absolute path of its file, or its URL."""
+        file = str(self.location["image"])
+        return file if is_remote(file) else os.path.abspath(file)
 
 
 class Predictions(NamedTuple):
@@ -50,6 +63,7 @@ class Predictions(NamedTuple):
 
     classifier: "Classifier"
     parts: "list[tuple[Images, Guesses]]"
+    options: argparse.Namespace
 
     def rows(self) -> Iterator[Row]:
         for images, guesses in self.parts:
@@ -61,7 +75,13 @@ class Predictions(NamedTuple):
                     location["image"], location["offset"], _ = images.index.locate(number)
                 error, pair = guesses.bad.get(number), (guesses.classes, guesses.probabilities)
                 named = [] if error else self.classifier.named(*(of[number] for of in pair))
-                yield Row(images.name(number), location, error, named)
+                answer = self._answer(named) if named else ""
+                yield Row(images.name(number), location, error, named, answer)
+
+    def _answer(self, guesses: "list[Guess]") -> str:
+        least = self.options.unknown_below
+        is_known = least is None or guesses[0].probability >= least
+        return guesses[0].name if is_known else _UNKNOWN
 
     def bad(self) -> list[tuple[str, str]]:
         """Names of images without a prediction, with the reasons."""
@@ -98,15 +118,30 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="number of classes per image; default: 5",
     )
     parser.add_argument(
-        "--json", action="store_true", help="print one JSON document with an entry per image"
+        "--flip",
+        action="store_true",
+        help="take the mean of the probabilities of each image and of its mirror image",
     )
-    parser.add_argument("--csv", metavar="FILE.csv", help="write a file with a line per image")
+    _add_output(parser)
     parser.epilog = (
         "Recipe keys of the sections model, data and batch can be given as --SECTION.KEY VALUE, "
         "for example --data.eval_size 288. Unreadable images are listed and skipped; the exit "
         "code is 2 if no image can be read."
     )
     parser.set_defaults(run_command=predict, takes_overrides=SECTIONS)
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--unknown-below",
+        metavar="P",
+        type=fraction,
+        help="call an image unknown if its likeliest class has a probability below P, such as 0.5",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON document with an entry per image"
+    )
+    parser.add_argument("--csv", metavar="FILE.csv", help="write a file with a line per image")
 
 
 def predict(options: argparse.Namespace) -> int:
@@ -128,7 +163,8 @@ def predict(options: argparse.Namespace) -> int:
         warn(console, [printable(f"left out: {left_out}") for left_out in accounts])
         classifier, remarks = _loaded(options)  # after a look at the images, which is shorter
         warn(console, [printable(remark) for remark in remarks])
-        predictions = _predicted(classifier, found, options.top, console)
+        _check_unknown(classifier, options)
+        predictions = _predicted(classifier, found, options, console)
     bad, total = predictions.bad(), sum(len(images.index) for images in found)
     if len(bad) == total:
         name, reason = bad[0]
@@ -162,6 +198,13 @@ def _check_source(options: argparse.Namespace) -> None:
         raise InputError("option.missing-image", command=options.parser.prog)
 
 
+def _check_unknown(classifier: "Classifier", options: argparse.Namespace) -> None:
+    if options.unknown_below is not None and classifier.has_lists:
+        raise InputError("option.unknown-below-beside-lists")
+    if options.unknown_below is not None and _UNKNOWN in classifier.classes:
+        raise InputError("option.unknown-is-a-class")
+
+
 def _loaded(options: argparse.Namespace) -> "tuple[Classifier, list[str]]":
     """The classifier, and remarks about published weights."""
     with loading():
@@ -173,7 +216,10 @@ def _loaded(options: argparse.Namespace) -> "tuple[Classifier, list[str]]":
 
 
 def _predicted(
-    classifier: "Classifier", found: "Sequence[Images]", top: int, console: "Console"
+    classifier: "Classifier",
+    found: "Sequence[Images]",
+    options: argparse.Namespace,
+    console: "Console",
 ) -> Predictions:
     from trainyard.monitor.progress import counter
 
@@ -182,11 +228,13 @@ def _predicted(
     with counter(console, "predicting", total) as show:
         for images in found:
             on_batch = partial(lambda before, begun: show(before + begun), before)
-            guesses = classifier.predict_index(images.index, top, on_batch=on_batch)
+            guesses = classifier.predict_index(
+                images.index, options.top, flip=options.flip, on_batch=on_batch
+            )
             guesses.bad.update(images.missing)
             parts.append((images, guesses))
             before += len(images.index)
-    return Predictions(classifier, parts)
+    return Predictions(classifier, parts, options)
 
 
 def _as_json(predictions: Predictions) -> str:
@@ -194,29 +242,34 @@ def _as_json(predictions: Predictions) -> str:
     images = []
     for row in predictions.rows():
         guesses = [{"class": name, "probability": share} for name, share in row.guesses]
-        found = {"error": row.error} if row.error else {"guesses": guesses}
+        found = {"error": row.error} if row.error else {"class": row.answer, "guesses": guesses}
+        if predictions.classifier.has_lists:
+            found.pop("class", None)
         images.append(row.location | found)
     classifier = predictions.classifier
     tree = {
         "checkpoint": classifier.source,
         "step": classifier.step,
         "weights": classifier.weights or "raw",
+        "temperature": classifier.temperature,
         "images": images,
     }
     return json.dumps(tree)
 
 
 def _write_csv(path: Path, predictions: Predictions) -> None:
-    """Write a line per image: its name, its classes with probabilities, or its error.
+    """Write a line per image: its name and path, its classes with probabilities, or its error.
 
     InputError if the file cannot be written.
     """
     top = max(guesses.classes.shape[1] for _, guesses in predictions.parts)
     columns = [f"{key}_{rank + 1}" for rank in range(top) for key in ("class", "probability")]
-    lines = [["image", "error", *columns]]
+    lines = [["image", "path", "offset", "error", "class", *columns]]
     for row in predictions.rows():
         cells = [cell for name, share in row.guesses for cell in (name, f"{share:.6f}")]
-        lines.append([row.name, row.error or "", *(cells or [""] * len(columns))])
+        place = (row.name, row.path, str(row.location.get("offset", "")), row.error or "")
+        answer = "" if predictions.classifier.has_lists else row.answer
+        lines.append([*place, answer, *(cells or [""] * len(columns))])
     write_csv("--csv", path, lines)
 
 
@@ -232,7 +285,8 @@ def _print(predictions: Predictions, count: int, written: str | None) -> None:
     if count <= _ONE_BY_ONE:
         rows = [row for row in predictions.rows() if not row.error]
         for row in rows if count <= _IN_FULL else ():
-            console.print(row.name, style="bold", soft_wrap=True)
+            title = f"{row.name}: {_UNKNOWN}" if row.answer == _UNKNOWN else row.name
+            console.print(title, style="bold", soft_wrap=True)
             console.print(_in_full(row))
         if count > _IN_FULL:
             console.print(_one_by_one(rows))
@@ -254,9 +308,9 @@ def _in_full(row: Row) -> "Table":
 def _one_by_one(rows: Sequence[Row]) -> "Table":
     table = _table("image", "class", ">probability", "else")
     for row in rows:
-        first, *others = row.guesses
+        others = row.guesses[int(row.answer == row.guesses[0].name) :]
         rest = ", ".join(f"{name} {share:.1%}" for name, share in others[:2])
-        table.add_row(row.name, first.name, f"{first.probability:.1%}", rest)
+        table.add_row(row.name, row.answer, f"{row.guesses[0].probability:.1%}", rest)
     return table
 
 
@@ -265,10 +319,13 @@ def _counted(predictions: Predictions, images: int) -> "Table":
     import numpy as np
 
     counts = np.sum([guesses.counts for _, guesses in predictions.parts], axis=0)
+    names = predictions.classifier.classes
+    found = dict(zip(names, counts.tolist(), strict=True))
+    if predictions.options.unknown_below is not None:
+        found = Counter(row.answer for row in predictions.rows() if not row.error)
     table = _table("class", ">images", ">share")
-    for number in np.argsort(-counts, kind="stable"):
-        if count := counts[number]:
-            name = predictions.classifier.classes[number]
+    for name, count in sorted(found.items(), key=lambda each: -each[1]):
+        if count:
             table.add_row(name, f"{count:,}", f"{count / images:.1%}")
     return table
 
