@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from trainyard.compare import differences
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data._native import own_decoder
+from trainyard.data.batch import Batch
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.array_file import array_file
 from trainyard.data.decode.crops import CentralCrop
@@ -29,9 +30,10 @@ from trainyard.data.decode.orientation import orientation_of, upright
 from trainyard.data.device.normalise import Normalise
 from trainyard.data.index.table import Index
 from trainyard.data.storage.remote.fetch_image import fetch_image
-from trainyard.errors import DataError
+from trainyard.errors import CheckpointError, DataError
 from trainyard.files import find_checkpoint
 from trainyard.image_size import ImageSize, height_width, size_text
+from trainyard.model.adapt import classifier_layers
 from trainyard.run.build import build_feeds, trained_model
 from trainyard.run.pretrained import choose_weights
 from trainyard.run.temperature import divide, load_temperatures
@@ -61,6 +63,8 @@ class Guesses(NamedTuple):
     """Reasons why images have no guesses, by image number."""
     counts: NDArray[np.int64]  # [classes]
     """Images of each likeliest class; with lists of labels, of each class above 50%."""
+    vectors: NDArray[np.float32] | None
+    """[n, D]: embeddings, if wanted; 0 for a bad image."""
 
 
 def load(
@@ -201,35 +205,53 @@ class Classifier:
         top: int = 5,
         *,
         flip: bool = False,
+        embed: bool = False,
         on_batch: Callable[[int], None] = lambda _: None,
     ) -> Guesses:
         """Predictions for a whole index, through the loader; its labels are ignored.
 
-        `flip` as in `predict`. `on_batch` receives the number of images started so far.
+        `flip` as in `predict`. `embed` also keeps embeddings, what the classifier layer gets; a
+        CheckpointError if the model does not tell which layer that is. `on_batch` receives the
+        number of images started so far.
         """
         top, count = min(top, len(self.classes)), len(index)
         classes, probabilities = np.full((count, top), -1), np.zeros((count, top), np.float32)
         counts, bad = np.zeros(len(self.classes), np.int64), dict[int, str]()
-        feeds = build_feeds(self.config, World(), self.device)
-        feeds = replace(feeds, global_batch=min(feeds.global_batch, _BATCH, count))
-        begun = 0
-        with feeds.evaluation(index) as feed:
-            for batch in feed:
-                begun += len(batch.ids)
-                on_batch(begun)
-                ids, shares_BC = batch.ids.numpy(), self._shares(batch.images_BCHW, flip=flip)
-                classes[ids], probabilities[ids] = _likeliest(shares_BC, top)
-                bad |= {sample.id: sample.reason for sample in batch.bad}
-                if self.has_lists:
-                    is_good = (batch.weights > 0) & shares_BC.isfinite().all(dim=1)
-                    counts += (shares_BC[is_good] > _LIKELY).sum(dim=0).cpu().numpy()
+        vectors: NDArray[np.float32] | None = None
+        for batch, shares_BC, own_BD in self._judged(index, flip=flip, embed=embed, show=on_batch):
+            ids = batch.ids.numpy()
+            classes[ids], probabilities[ids] = _likeliest(shares_BC, top)
+            bad |= {sample.id: sample.reason for sample in batch.bad}
+            if own_BD is not None:
+                if vectors is None:
+                    vectors = np.zeros((count, own_BD.shape[1]), np.float32)
+                vectors[ids] = own_BD.cpu().numpy()
+            if self.has_lists:
+                is_good = (batch.weights > 0) & shares_BC.isfinite().all(dim=1)
+                counts += (shares_BC[is_good] > _LIKELY).sum(dim=0).cpu().numpy()
         for number in np.flatnonzero(~np.isfinite(probabilities).all(axis=1)).tolist():
             bad.setdefault(number, "the model gives it scores that are not finite")
         classes[list(bad)], probabilities[list(bad)] = -1, 0
+        if vectors is not None:
+            vectors[list(bad)] = 0
         if not self.has_lists:
             first = classes[:, 0]
             counts = np.bincount(first[first >= 0], minlength=len(self.classes))
-        return Guesses(classes, probabilities, dict(sorted(bad.items())), counts)
+        return Guesses(classes, probabilities, dict(sorted(bad.items())), counts, vectors)
+
+    def _judged(
+        self, index: Index, *, flip: bool, embed: bool, show: Callable[[int], None]
+    ) -> Iterator[tuple[Batch, Tensor, Tensor | None]]:
+        """The batches of an index, with probabilities and, if wanted, embeddings [B, D]."""
+        feeds, begun = build_feeds(self.config, World(), self.device), 0
+        feeds = replace(feeds, global_batch=min(feeds.global_batch, _BATCH, len(index)))
+        with feeds.evaluation(index) as feed, self._embeddings(embed) as found:
+            for batch in feed:
+                begun += len(batch.ids)
+                show(begun)
+                found.clear()
+                shares_BC = self._shares(batch.images_BCHW, flip=flip)
+                yield batch, shares_BC, _pooled(found[0]) if embed else None  # not of the mirrored
 
     def logits(self, images_BCHW: Tensor) -> Tensor:
         """float32[B, classes] at the recipe's precision, without gradients."""
@@ -242,6 +264,23 @@ class Classifier:
         """One image's guesses, with names."""
         pairs = zip(classes.tolist(), probabilities.tolist(), strict=True)
         return [Guess(self.classes[number], probability) for number, probability in pairs]
+
+    @contextmanager
+    def _embeddings(self, wanted: bool) -> Iterator[list[Tensor]]:
+        """Inside, each forward pass adds the input of the classifier layer to the list."""
+        found: list[Tensor] = []
+        layers = classifier_layers(self.model)[:1] if wanted else []
+        if wanted and not layers:
+            raise CheckpointError("checkpoint.no-embeddings", name=self.config.model.name)
+        hooks = [
+            layer.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+            for layer in layers
+        ]
+        try:
+            yield found
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _shares(self, images_BCHW: Tensor, *, flip: bool) -> Tensor:
         """float32[B, classes]: probabilities."""
@@ -260,6 +299,11 @@ class Classifier:
             channels_last=self.config.model.channels_last,
             dtype=AUTOCASTS[self.config.batch.precision] or torch.float32,
         )
+
+
+def _pooled(features: Tensor) -> Tensor:
+    """float32[B, D] of features with or without places: [B, D, …]."""
+    return features.detach().float().flatten(2).mean(2) if features.ndim > 2 else features.float()
 
 
 def _likeliest(shares_BC: Tensor, top: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

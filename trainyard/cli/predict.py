@@ -20,7 +20,7 @@ from trainyard.cli.options import (
     loading,
     positive,
 )
-from trainyard.cli.printing import result_console, write_csv
+from trainyard.cli.printing import print_text, result_console, write_csv, write_npz
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import InputError
 from trainyard.printable import print_line, printable
@@ -142,12 +142,31 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="print one JSON document with an entry per image"
     )
     parser.add_argument("--csv", metavar="FILE.csv", help="write a file with a line per image")
+    parser.add_argument(
+        "--embeddings",
+        metavar="FILE.npz",
+        help="write what the classifier layer gets, float32[images, D], and the images' paths",
+    )
+    parser.add_argument(
+        "--duplicates",
+        metavar="FILE.csv",
+        help="write the pairs of images that look alike, by the cosine of their embeddings",
+    )
+    parser.add_argument(
+        "--similar",
+        metavar="COSINE",
+        type=fraction,
+        default=0.99,
+        help="the lowest cosine of such a pair; default: 0.99",
+    )
 
 
 def predict(options: argparse.Namespace) -> int:
     """Run `trainyard predict`. Returns the exit code."""
     check_overrides(options.overrides, "a prediction")
     check_suffix(options.csv, "--csv", ".csv")
+    check_suffix(options.embeddings, "--embeddings", ".npz")
+    check_suffix(options.duplicates, "--duplicates", ".csv")
     _check_source(options)
     from rich.console import Console
 
@@ -171,8 +190,7 @@ def predict(options: argparse.Namespace) -> int:
         if total == 1:
             raise InputError("image.unreadable", name=name, reason=reason)
         raise InputError("image.none-readable", name=name, reason=reason, num_images=total)
-    if options.csv:
-        _write_csv(Path(options.csv), predictions)
+    _write(predictions)
     if options.json:
         print(_as_json(predictions))
     else:
@@ -229,7 +247,11 @@ def _predicted(
         for images in found:
             on_batch = partial(lambda before, begun: show(before + begun), before)
             guesses = classifier.predict_index(
-                images.index, options.top, flip=options.flip, on_batch=on_batch
+                images.index,
+                options.top,
+                flip=options.flip,
+                embed=bool(options.embeddings or options.duplicates),
+                on_batch=on_batch,
             )
             guesses.bad.update(images.missing)
             parts.append((images, guesses))
@@ -255,6 +277,48 @@ def _as_json(predictions: Predictions) -> str:
         "images": images,
     }
     return json.dumps(tree)
+
+
+def _write(predictions: Predictions) -> None:
+    """Write the files that are wanted. InputError if one cannot be written."""
+    options = predictions.options
+    if options.csv:
+        _write_csv(Path(options.csv), predictions)
+    if not (options.embeddings or options.duplicates):
+        return
+    import numpy as np
+
+    rows = [row for row in predictions.rows() if not row.error]
+    parts = [
+        guesses.vectors[[n for n in range(len(guesses.vectors)) if n not in guesses.bad]]
+        for _, guesses in predictions.parts
+        if guesses.vectors is not None
+    ]
+    vectors = np.concatenate(parts)
+    if options.embeddings:
+        columns = {
+            "vectors": vectors,
+            "paths": np.array([row.path for row in rows]),
+            "offsets": np.array([row.location.get("offset", 0) for row in rows], np.int64),
+            "classes": np.array([row.answer for row in rows]),
+        }
+        write_npz("--embeddings", Path(options.embeddings), columns)
+    if options.duplicates:
+        from trainyard.datasets.near_duplicates import near_duplicates
+
+        found = near_duplicates(vectors, options.similar)
+        lines: list[tuple[object, ...]] = [
+            (f"{cosine:.6f}", *(cell for n in pair for cell in _place(rows[n])))
+            for pair, cosine in zip(found.numbers.tolist(), found.cosines.tolist(), strict=True)
+        ]
+        head = ("cosine", "path_1", "offset_1", "class_1", "path_2", "offset_2", "class_2")
+        write_csv("--duplicates", Path(options.duplicates), [head, *lines])
+        if not options.json:
+            print_text(f"{len(lines):,} pairs of images look alike: {options.duplicates}")
+
+
+def _place(row: Row) -> tuple[str, object, str]:
+    return row.path, row.location.get("offset", ""), row.answer
 
 
 def _write_csv(path: Path, predictions: Predictions) -> None:
