@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.command_line import run
+from tests.errors import check, refused
 from tests.report.histories import record_some, train_report, write_run
 from trainyard.report.page import page, write_report
 from trainyard.report.runs import read_runs
@@ -308,6 +310,27 @@ def test_seeds_are_one_curve_and_other_runs_another(trained: list[Path], tmp_pat
     outline = Outline(text)
     assert "model.name test_vit test_vit test_vit" not in outline.text
     assert "run.seed 0 1 0" in outline.text
+
+
+def test_likely_wrong_labels_of_training_images(
+    trained: list[Path], digits: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "suspects.csv"
+    options = ("--data", digits / "train", "--suspects", file)
+    assert run("evaluate", trained[0], *options, "--json") == 0
+    rows = [line.split(",") for line in file.read_text().splitlines()]
+    losses = [float(row[-1]) for row in rows[1:]]
+    assert losses == sorted(losses, reverse=True) and losses[-1] > np.log(2)
+    assert run("report", trained[0], "--suspects", file, "--out", tmp_path / "r.html") == 0
+    text = (tmp_path / "r.html").read_text()
+    section = text[text.index('id="suspects"') :].partition("</section>")[0]
+    assert section.count("<img") == 48
+    assert Path(rows[1][3]).name in section
+    for content in ("", "path\n3\n", "\0"):
+        file.write_text("data,loss\n" + content)
+        if content:
+            command = ("report", trained[0], "--suspects", file)
+            check(refused(*command), "report.suspects-unreadable", path=file)
 
 
 def test_a_report_replaces_the_one_before(copied: Path) -> None:

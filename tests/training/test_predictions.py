@@ -23,6 +23,7 @@ from trainyard.training.predictions import (
     pair_counts,
     per_class,
     reassessed_top1,
+    suspects,
 )
 from trainyard.training.reliability import calibration_error, reliability, wilson
 
@@ -175,3 +176,15 @@ def test_an_image_that_cannot_be_read_has_no_label() -> None:
     said = Predictions(*(floats(column) for column in columns))
     assert reassessed_top1(said, [[3], [0], [3]]) == (2, 0.5)
     assert reassessed_top1(said, [[], [0], []]) == (0, 0)
+
+
+def test_suspects_are_unlikely_labels_the_unlikeliest_first() -> None:
+    """Not those of an image that cannot be read, or of scores that are not finite."""
+    loss = [0.1, 3.0, 0.8, 0.0, np.nan, 0.69]
+    said = Predictions(
+        floats([1, 2, 3, 0, NOWHERE, 2]),
+        floats([0, 1, 1, 0, -1, 1]),
+        floats([0.5] * 6),
+        floats(loss),
+    )
+    assert suspects(said) == [1, 2]

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +95,12 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="write classes.csv, confusions.csv (the confusion matrix) and reliability.csv",
     )
+    parser.add_argument(
+        "--suspects",
+        metavar="FILE.csv",
+        help="write the images whose label the model takes for unlikely, the unlikeliest first; "
+        "with --data TRAIN those of the training data",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -102,6 +108,7 @@ def evaluate(options: argparse.Namespace) -> int:
     """Run `trainyard evaluate`. Returns the exit code."""
     check_evaluated(options.overrides)
     check_suffix(options.predictions, "--predictions", ".csv")
+    check_suffix(options.suspects, "--suspects", ".csv")
     check_target(options)
     from trainyard.data.index.merge import validation_splits
     from trainyard.files import find_checkpoint
@@ -126,15 +133,22 @@ def evaluate(options: argparse.Namespace) -> int:
     result = evaluate_checkpoint(config, checkpoint, question, world=world, console=console)
     if not world.is_first:
         return 0
-    if options.predictions:
-        write_predictions(Path(options.predictions), result)
-    if options.tables:
-        write_tables(Path(options.tables), result)
+    _write(options, result)
     if options.json:
         print(json.dumps(as_json(result, options.per_class, options.confusions)))
     else:
         print_result(result, options.per_class, options.confusions)
     return 0
+
+
+def _write(options: argparse.Namespace, result: "DataSetResult") -> None:
+    """Write the files that are wanted."""
+    if options.predictions:
+        write_predictions(Path(options.predictions), result)
+    if options.tables:
+        write_tables(Path(options.tables), result)
+    if options.suspects:
+        write_suspects(Path(options.suspects), result)
 
 
 def as_json(
@@ -206,8 +220,7 @@ def print_result(
     console.print(_overview(tree, list(result.predictions)))
     for note in _notes(tree, list(result.predictions)):
         print_text(note)
-    key = "map" if "map" in tree else "top1"
-    prefix = max(result.predictions, key=lambda prefix: float(tree[f"{prefix}{key}"]))
+    prefix = _best(result)
     columns, of = result.predictions[prefix], f"{result.data.where}, {label_of(prefix)} weights"
     if num_classes is not None:
         rows = _classes(result, columns, num_classes)
@@ -224,6 +237,13 @@ def print_result(
         for row in _confusions(result, columns, num_confusions):
             table.add_row(row["class"], row["guess"], f"{row['samples']:,}")
         console.print(table)
+
+
+def _best(result: "DataSetResult") -> str:
+    """The prefix of the weights with the higher top-1, or mAP."""
+    tree = result.as_dict()
+    key = "map" if any(name.endswith("map") for name in tree) else "top1"
+    return max(result.predictions, key=lambda prefix: float(tree[f"{prefix}{key}"]))
 
 
 def _table(texts: list[str], numbers: list[str]) -> "Table":
@@ -318,6 +338,25 @@ def write_tables(folder: Path, result: "DataSetResult") -> None:
         write_csv("--tables", folder / f"{name}.csv", [*head, *(row.values() for row in rows)])
 
 
+def write_suspects(path: Path, result: "DataSetResult") -> None:
+    """Write the images whose label has a probability below 50%, those with the highest loss first.
+
+    InputError for images with lists of labels.
+    """
+    from trainyard.training.predictions import suspects
+
+    if _has_lists(result):
+        raise InputError("option.suspects-beside-lists")
+    prefix = _best(result)
+    order = suspects(result.predictions[prefix])
+    losses = result.predictions[prefix].loss
+    lines = (
+        (*line, f"{losses[n]:.4f}")
+        for n, line in zip(order, _lines(result, prefix, order), strict=True)
+    )
+    write_csv("--suspects", path, [(*_COLUMNS, "loss"), *lines])
+
+
 def write_predictions(path: Path, result: "DataSetResult") -> None:
     """Write the prediction for each readable image; place is the rank of the true class.
 
@@ -327,12 +366,15 @@ def write_predictions(path: Path, result: "DataSetResult") -> None:
     write_csv("--predictions", path, [_LIST_COLUMNS if _has_lists(result) else _COLUMNS, *lines])
 
 
-def _lines(result: "DataSetResult", prefix: str) -> Iterator[tuple[object, ...]]:
+def _lines(
+    result: "DataSetResult", prefix: str, samples: Iterable[int] | None = None
+) -> Iterator[tuple[object, ...]]:
+    """A line for each of the samples, or of all that could be read."""
     from trainyard.training.averages import label_of
 
     index, columns = result.data.index, result.predictions[prefix]
     losses = columns.losses(result.labels) if _has_lists(result) else None
-    for sample in columns.is_read().nonzero()[0].tolist():
+    for sample in columns.is_read().nonzero()[0].tolist() if samples is None else samples:
         file, offset, _ = index.locate(sample)
         place = (result.data.where, label_of(prefix), sample, file, offset)
         if losses is not None:

@@ -175,12 +175,12 @@ def _errors(run: Run, recorded: Recorded, album: Album) -> Html:
         label, guess = (_class_name(run, int(of[n])) for of in (recorded.labels, scores.guess))
         confidence, loss = float(scores.confidence[n]), float(scores.loss[n])
         lines = (
-            _line("is ", label),
-            _line("taken for ", guess, class_="wrong"),
+            line("is ", label),
+            line("taken for ", guess, class_="wrong"),
             tag("p", f"{confidence:.0%} sure, loss {loss:.2f}", class_="detail"),
         )
         keys = {"data_loss": f"{loss:.4g}", "data_confidence": f"{confidence:.4g}"}
-        tiles.append(_tile(album, n, f"{label}, taken for {guess}", *lines, **keys))
+        tiles.append(tile(album, n, f"{label}, taken for {guess}", *lines, **keys))
     return join(about(text), order, tag("ul", *tiles, class_="tiles", id="errors-grid"))
 
 
@@ -206,11 +206,11 @@ def _listed_errors(run: Run, recorded: Recorded, album: Album) -> Html:
         own, guessed = recorded.labels[n], scores.logits[:, n] > 0
         missed, extra = own & ~guessed, guessed & ~own
         lines = (
-            _line("has ", names(own)),
-            _line("missed ", names(missed)) if missed.any() else None,
-            _line("wrongly ", names(extra), class_="wrong") if extra.any() else None,
+            line("has ", names(own)),
+            line("missed ", names(missed)) if missed.any() else None,
+            line("wrongly ", names(extra), class_="wrong") if extra.any() else None,
         )
-        tiles.append(_tile(album, n, f"has {names(own)}", *lines))
+        tiles.append(tile(album, n, f"has {names(own)}", *lines))
     return join(about(text), tag("ul", *tiles, class_="tiles", id="errors-grid"))
 
 
@@ -219,7 +219,7 @@ def _highest(column: NDArray[np.float32], samples: NDArray[np.int64], count: int
     return [int(n) for n in samples[np.argsort(-column[samples], kind="stable")][:count]]
 
 
-def _tile(album: Album, sample: int, alt: str, *lines: Html | None, **attributes: str) -> Html:
+def tile(album: Album, sample: int, alt: str, *lines: Html | None, **attributes: str) -> Html:
     """An image with its description, number and file."""
     picture = _picture(album, sample, alt) or tag("span", "no picture", class_="no-picture")
     file = f"#{sample} {album.file(sample)}".strip()
@@ -227,7 +227,7 @@ def _tile(album: Album, sample: int, alt: str, *lines: Html | None, **attributes
     return tag("li", tag("div", picture, class_="picture"), *lines, name, **attributes)
 
 
-def _line(what: str, names: str, class_: str | None = None) -> Html:
+def line(what: str, names: str, class_: str | None = None) -> Html:
     return tag("p", tag("span", what, class_="detail"), tag("b", names, class_=class_))
 
 
