@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from trainyard.compare import differences
 from trainyard.config import RunConfig, load_recipe
@@ -33,6 +34,7 @@ from trainyard.data.storage.remote.fetch_image import fetch_image
 from trainyard.errors import CheckpointError, DataError
 from trainyard.files import find_checkpoint
 from trainyard.image_size import ImageSize, height_width, size_text
+from trainyard.model.activation import activation_maps
 from trainyard.model.adapt import classifier_layers
 from trainyard.run.build import build_feeds, trained_model
 from trainyard.run.pretrained import choose_weights
@@ -42,6 +44,7 @@ from trainyard.training.precision import AUTOCASTS, autocast, use_precision
 from trainyard.world import World, pick_device
 
 _BATCH = 256  # images per batch, at most
+_LEAST_SHOWN = 224  # pixels of the longer side of an overlay
 _LIKELY = 0.5  # probability above which an image with a list of labels has a class
 Picture = str | Path | bytes | Image.Image | NDArray[np.uint8]
 """An image: a path, an http(s) URL, the bytes of an image file, a Pillow image, or an array
@@ -252,6 +255,30 @@ class Classifier:
                 found.clear()
                 shares_BC = self._shares(batch.images_BCHW, flip=flip)
                 yield batch, shares_BC, _pooled(found[0]) if embed else None  # not of the mirrored
+
+    def overlay(self, content: bytes) -> Image.Image:
+        """The image as the model gets it, red where it finds the likeliest class (Grad-CAM).
+
+        The longer side has 224 pixels at least. DataError for an unreadable image, InputError for a
+        model without a feature map.
+        """
+        images_BCHW = self.preprocess([content])
+        best = self.logits(images_BCHW).argmax(dim=1)
+        precision = self.config.batch.precision
+        with _arithmetic(precision), autocast(self.device, AUTOCASTS[precision]):
+            (heat_HW,) = activation_maps(self.model, images_BCHW, best)
+        mean, std = (
+            torch.tensor(of).view(-1, 1, 1) for of in (self.config.data.mean, self.config.data.std)
+        )
+        pixels_CHW = (images_BCHW[0].cpu().float() * std + mean).clamp(0, 1)
+        shown_CHW = (pixels_CHW if len(pixels_CHW) >= 3 else pixels_CHW[:1].expand(3, -1, -1))[:3]
+        side = max(1, -(-_LEAST_SHOWN // max(shown_CHW.shape[1:])))
+        size = [side * of for of in shown_CHW.shape[1:]]
+        shown_CHW = F.interpolate(shown_CHW[None], size)[0]
+        heat_HW = F.interpolate(heat_HW[None, None].cpu(), size, mode="bilinear")[0, 0]
+        red_CHW = torch.tensor([1.0, 0.0, 0.0]).view(3, 1, 1)
+        mixed_CHW = shown_CHW + 0.6 * heat_HW * (red_CHW - shown_CHW)
+        return Image.fromarray((255 * mixed_CHW).round().byte().permute(1, 2, 0).numpy())
 
     def logits(self, images_BCHW: Tensor) -> Tensor:
         """float32[B, classes] at the recipe's precision, without gradients."""

@@ -148,6 +148,11 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         help="write what the classifier layer gets, float32[images, D], and the images' paths",
     )
     parser.add_argument(
+        "--cam",
+        metavar="FOLDER",
+        help="write each image, red where the model finds its likeliest class (Grad-CAM), as PNG",
+    )
+    parser.add_argument(
         "--duplicates",
         metavar="FILE.csv",
         help="write the pairs of images that look alike, by the cosine of their embeddings",
@@ -184,6 +189,8 @@ def predict(options: argparse.Namespace) -> int:
         warn(console, [printable(remark) for remark in remarks])
         _check_unknown(classifier, options)
         predictions = _predicted(classifier, found, options, console)
+        if options.cam:
+            _write_overlays(Path(options.cam), predictions)
     bad, total = predictions.bad(), sum(len(images.index) for images in found)
     if len(bad) == total:
         name, reason = bad[0]
@@ -315,6 +322,27 @@ def _write(predictions: Predictions) -> None:
         write_csv("--duplicates", Path(options.duplicates), [head, *lines])
         if not options.json:
             print_text(f"{len(lines):,} pairs of images look alike: {options.duplicates}")
+
+
+def _write_overlays(folder: Path, predictions: Predictions) -> None:
+    """Write 00000-NAME.png for the first image, and so on. InputError if that fails."""
+    from trainyard.data.reading.reader import Reader
+
+    count = 0
+    for images, guesses in predictions.parts:
+        reader = Reader(images.index)
+        for number in range(len(images.index)):
+            if number not in guesses.bad:
+                image = predictions.classifier.overlay(bytes(reader.read(number)))
+                name = Path(images.name(number).partition("?")[0]).stem
+                try:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    image.save(folder / f"{count:05}-{name}.png")
+                except OSError as error:
+                    raise InputError(
+                        "option.file-unwritable", option="--cam", path=folder, reason=error.strerror
+                    ) from None
+            count += 1
 
 
 def _place(row: Row) -> tuple[str, object, str]:
