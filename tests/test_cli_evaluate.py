@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.command_line import Capture, newest, shown
-from tests.errors import raises
+from tests.errors import check, raises, refused
 from tests.full_disk import full_disk
 from trainyard.cli.evaluate import write_predictions
 from trainyard.files import sha256
@@ -72,12 +72,36 @@ def test_details(averaged: Path, capsys: Capture, tmp_path: Path) -> None:
         for line in found[f"{prefix}per_class"]:
             mine = [int(row["place"]) for row in own if row["class"] == line["class"]]
             assert len(mine) == line["samples"]
-            assert line["top1"] == pytest.approx(np.mean([place == 1 for place in mine]))
+            assert line["recall"] == pytest.approx(np.mean([place == 1 for place in mine]))
+            assert line["guesses"] == sum(row["guess"] == line["class"] for row in own)
             assert line["top5"] == pytest.approx(np.mean([place <= 5 for place in mine]))
         assert len(found[f"{prefix}confusions"]) == 3
         for line in found[f"{prefix}confusions"]:
             pair = (line["class"], line["guess"])
             assert sum((row["class"], row["guess"]) == pair for row in own) == line["samples"]
+
+
+def test_tables_in_files(averaged: Path, capsys: Capture, tmp_path: Path) -> None:
+    found = result(capsys, averaged, "--per-class", 10, "--tables", tmp_path / "tables")
+    tables = {}
+    for name in ("classes", "confusions", "reliability"):
+        with open(tmp_path / "tables" / f"{name}.csv", newline="") as lines:
+            tables[name] = [row for row in csv.DictReader(lines) if row["weights"] == "EMA"]
+    for line, row in zip(found["ema_per_class"], tables["classes"], strict=True):
+        assert {key: str(value) for key, value in line.items()}.items() <= row.items()
+    right = [int(row["samples"]) for row in tables["confusions"] if row["class"] == row["guess"]]
+    assert sum(right) / 364 == found["ema_top1"]
+    assert sum(int(row["samples"]) for row in tables["confusions"]) == 364
+    gaps = [
+        int(row["samples"]) * abs(float(row["confidence"]) - float(row["accuracy"]))
+        for row in tables["reliability"]
+    ]
+    assert sum(gaps) / 364 == pytest.approx(found["ema_ece"])
+    low, high = found["ema_top1_interval"]
+    assert low < found["ema_top1"] < high
+    (tmp_path / "file").touch()
+    command = ("evaluate", averaged, "--tables", tmp_path / "file")
+    check(refused(*command), "option.file-unwritable", path=tmp_path / "file")
 
 
 def test_a_full_disk_leaves_no_part_of_the_predictions(tmp_path: Path) -> None:
@@ -114,6 +138,8 @@ def test_two_ranks_say_what_one_says(averaged: Path, some: Path, capsys: Capture
     alone = result(capsys, *options)
     both = json.loads(ended.stdout)
     assert alone.keys() == both.keys()
+    bins = zip(alone.pop("reliability"), both.pop("reliability"), strict=True)
+    assert all(one == pytest.approx(other, rel=1e-5) for one, other in bins)
     for key, value in alone.items():
         close = key.endswith(("loss", "ece"))  # other batches round otherwise
         assert both[key] == (pytest.approx(value, rel=1e-5) if close else value), key

@@ -5,6 +5,7 @@ import json
 import shutil
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,6 +79,50 @@ def test_a_folder_is_predicted_as_it_is_evaluated(
         assert guesses[0]["class"] == own["guess"]
         assert guesses[0]["probability"] == pytest.approx(float(own["confidence"]), abs=2e-6)
         assert len(guesses) == 5
+
+
+def test_mirror_images_count_as_in_the_evaluation(
+    finished: Path, digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    lines = tmp_path / "lines.csv"
+    assert run("evaluate", finished, "--flip", "--predictions", lines, "--json") == 0
+    with open(lines, newline="") as file:
+        expected = {row["file"]: row for row in csv.DictReader(file)}
+    found = predicted(capsys, finished, digits / "val", "--flip")
+    for entry in found:
+        own, (first, *_) = expected[str(entry["image"])], as_guesses(entry)
+        assert (entry["class"], first["class"]) == (own["guess"], own["guess"])
+        assert first["probability"] == pytest.approx(float(own["confidence"]), abs=2e-6)
+    plain = predicted(capsys, finished, digits / "val")
+    assert as_guesses(plain[0])[0]["probability"] != as_guesses(found[0])[0]["probability"]
+
+
+def as_guesses(entry: dict[str, object]) -> list[dict[str, Any]]:
+    guesses = entry["guesses"]
+    assert isinstance(guesses, list)
+    return guesses
+
+
+def test_images_are_unknown_below_a_probability(
+    finished: Path, digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    plain = predicted(capsys, finished, digits / "val")
+    least = sorted(as_guesses(entry)[0]["probability"] for entry in plain)[99]
+    found = predicted(capsys, finished, digits / "val", "--unknown-below", least)
+    unknown = [as_guesses(entry)[0]["probability"] < least for entry in found]
+    assert 0 < sum(unknown) < len(found)
+    for entry, is_unknown in zip(found, unknown, strict=True):
+        assert entry["class"] == ("unknown" if is_unknown else as_guesses(entry)[0]["class"])
+    many = shown(capsys, "predict", finished, digits, "--unknown-below", 1)
+    assert "unknown" in many and many.count("%") == 1
+    few = shown(capsys, "predict", finished, digits / "val" / "3", "--unknown-below", 1)
+    assert few.count("unknown") == 37
+    file = tmp_path / "said.csv"
+    one = next((digits / "val" / "3").iterdir())
+    assert "unknown" in shown(capsys, "predict", finished, one, "--unknown-below", 1, "--csv", file)
+    with open(file, newline="") as lines:
+        (row,) = csv.DictReader(lines)
+    assert (row["class"], row["path"]) == ("unknown", str(one)) and row["class_1"].isdigit()
 
 
 def test_files_folders_globs_and_data_sets_in_the_order_given(
@@ -179,6 +224,8 @@ def test_a_bad_image_is_named_and_the_others_go_on(
     with open(tmp_path / "out.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["error"][:6] for row in rows] == ["", "not an", "not an", "[Errno"]
+    assert [row["path"] for row in rows] == [f"{tmp_path}/{name}.png" for name in "abcd"]
+    assert [row["class"] for row in rows] == [rows[0]["class_1"], "", "", ""]
     assert rows[0]["class_1"] == images[0]["guesses"][0]["class"]
     assert float(rows[0]["probability_5"]) == pytest.approx(
         images[0]["guesses"][4]["probability"], abs=1e-6
@@ -215,6 +262,7 @@ def test_classes_may_be_called_anything(
         (("*.gif",), "data.no-match"),
         (("",), "data.empty-location"),
         (("{image}", "--top", "0"), "option.invalid"),
+        (("{image}", "--unknown-below", "1.5"), "option.invalid"),
         (("{image}", "--csv", "out.txt"), "option.wrong-suffix"),
         (("{image}", "--optim.lr", "1"), "recipe.key-without-effect"),
         (("{image}", "--ema"), "checkpoint.no-average"),

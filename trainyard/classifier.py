@@ -17,10 +17,12 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from trainyard.compare import differences
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data._native import own_decoder
+from trainyard.data.batch import Batch
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.array_file import array_file
 from trainyard.data.decode.crops import CentralCrop
@@ -29,16 +31,20 @@ from trainyard.data.decode.orientation import orientation_of, upright
 from trainyard.data.device.feed import Normalise
 from trainyard.data.index.table import Index
 from trainyard.data.storage.remote.http import fetch_image
-from trainyard.errors import DataError
+from trainyard.errors import CheckpointError, DataError
 from trainyard.files import find_checkpoint
 from trainyard.image_size import ImageSize, height_width, size_text
+from trainyard.model.activation import activation_maps
+from trainyard.model.adapt import classifier_layers
 from trainyard.run.build import build_feeds, trained_model
 from trainyard.run.pretrained import choose_weights
+from trainyard.run.temperature import divide, load_temperatures
 from trainyard.training import checkpoint
 from trainyard.training.precision import AUTOCASTS, autocast, use_precision
 from trainyard.world import World, pick_device
 
 _BATCH = 256  # images per batch, at most
+_LEAST_SHOWN = 224  # pixels of the longer side of an overlay
 _LIKELY = 0.5  # probability above which an image with a list of labels has a class
 Picture = str | Path | bytes | Image.Image | NDArray[np.uint8]
 """An image: a path, an http(s) URL, the bytes of an image file, a Pillow image, or an array
@@ -60,6 +66,8 @@ class Guesses(NamedTuple):
     """Reasons why images have no guesses, by image number."""
     counts: NDArray[np.int64]  # [classes]
     """Images of each likeliest class; with lists of labels, of each class above 50%."""
+    vectors: NDArray[np.float32] | None
+    """[n, D]: embeddings, if wanted; 0 for a bad image."""
 
 
 def load(
@@ -85,6 +93,8 @@ def load(
     place = pick_device(World()) if device is None else torch.device(device)
     classes = tuple(progress["classes"])
     model = trained_model(config, found, len(classes), weights).to(place).eval()
+    temperature = load_temperatures(found).get(weights, 1.0)
+    divide(model, temperature)
     return Classifier(
         model=model.requires_grad_(False),
         classes=classes,
@@ -94,6 +104,7 @@ def load(
         has_lists=progress.get("has_lists", False),
         step=progress["step"],
         weights=weights,
+        temperature=temperature,
         device=place,
     )
 
@@ -131,6 +142,8 @@ class Classifier:
     weights: str
     """"" for the run's own weights, "ema" for their moving average, "ema-0.99" of several."""
     device: torch.device
+    temperature: float = 1.0
+    """What the model's logits are divided by already; see run/temperature.py."""
 
     def __repr__(self) -> str:
         size = size_text(self.image_size)
@@ -159,15 +172,18 @@ class Classifier:
         """Size of the model's input images: the side of a square, or height and width."""
         return self.config.data.eval_size or self.config.data.image_size
 
-    def predict(self, images: Picture | Iterable[Picture], top: int = 5) -> list[list[Guess]]:
+    def predict(
+        self, images: Picture | Iterable[Picture], top: int = 5, *, flip: bool = False
+    ) -> list[list[Guess]]:
         """The `top` likeliest classes of each image, with their probabilities.
 
         They add up to 1 over all classes, except with lists of labels (`has_lists`). A single image
-        is a list of one. DataError, which names the first unreadable image.
+        is a list of one. `flip` takes the mean over an image and its mirror image. DataError, which
+        names the first unreadable image.
         """
         found, images = [], _listed(images)
         for start in range(0, len(images), _BATCH):
-            shares_BC = self._shares(self.preprocess(images[start : start + _BATCH]))
+            shares_BC = self._shares(self.preprocess(images[start : start + _BATCH]), flip=flip)
             found += [self.named(*row) for row in zip(*_likeliest(shares_BC, top), strict=True)]
         return found
 
@@ -187,35 +203,82 @@ class Classifier:
         return self._normalise(torch.from_numpy(pixels_BHWC).to(self.device).permute(0, 3, 1, 2))
 
     def predict_index(
-        self, index: Index, top: int = 5, *, on_batch: Callable[[int], None] = lambda _: None
+        self,
+        index: Index,
+        top: int = 5,
+        *,
+        flip: bool = False,
+        embed: bool = False,
+        on_batch: Callable[[int], None] = lambda _: None,
     ) -> Guesses:
         """Predictions for a whole index, through the loader; its labels are ignored.
 
-        `on_batch` receives the number of images started so far.
+        `flip` as in `predict`. `embed` also keeps embeddings, what the classifier layer gets; a
+        CheckpointError if the model does not tell which layer that is. `on_batch` receives the
+        number of images started so far.
         """
         top, count = min(top, len(self.classes)), len(index)
         classes, probabilities = np.full((count, top), -1), np.zeros((count, top), np.float32)
         counts, bad = np.zeros(len(self.classes), np.int64), dict[int, str]()
-        feeds = build_feeds(self.config, World(), self.device)
-        feeds = replace(feeds, global_batch=min(feeds.global_batch, _BATCH, count))
-        begun = 0
-        with feeds.evaluation(index) as feed:
-            for batch in feed:
-                begun += len(batch.ids)
-                on_batch(begun)
-                ids, shares_BC = batch.ids.numpy(), self._shares(batch.images_BCHW)
-                classes[ids], probabilities[ids] = _likeliest(shares_BC, top)
-                bad |= {sample.id: sample.reason for sample in batch.bad}
-                if self.has_lists:
-                    is_good = (batch.weights > 0) & shares_BC.isfinite().all(dim=1)
-                    counts += (shares_BC[is_good] > _LIKELY).sum(dim=0).cpu().numpy()
+        vectors: NDArray[np.float32] | None = None
+        for batch, shares_BC, own_BD in self._judged(index, flip=flip, embed=embed, show=on_batch):
+            ids = batch.ids.numpy()
+            classes[ids], probabilities[ids] = _likeliest(shares_BC, top)
+            bad |= {sample.id: sample.reason for sample in batch.bad}
+            if own_BD is not None:
+                if vectors is None:
+                    vectors = np.zeros((count, own_BD.shape[1]), np.float32)
+                vectors[ids] = own_BD.cpu().numpy()
+            if self.has_lists:
+                is_good = (batch.weights > 0) & shares_BC.isfinite().all(dim=1)
+                counts += (shares_BC[is_good] > _LIKELY).sum(dim=0).cpu().numpy()
         for number in np.flatnonzero(~np.isfinite(probabilities).all(axis=1)).tolist():
             bad.setdefault(number, "the model gives it scores that are not finite")
         classes[list(bad)], probabilities[list(bad)] = -1, 0
+        if vectors is not None:
+            vectors[list(bad)] = 0
         if not self.has_lists:
             first = classes[:, 0]
             counts = np.bincount(first[first >= 0], minlength=len(self.classes))
-        return Guesses(classes, probabilities, dict(sorted(bad.items())), counts)
+        return Guesses(classes, probabilities, dict(sorted(bad.items())), counts, vectors)
+
+    def _judged(
+        self, index: Index, *, flip: bool, embed: bool, show: Callable[[int], None]
+    ) -> Iterator[tuple[Batch, Tensor, Tensor | None]]:
+        """The batches of an index, with probabilities and, if wanted, embeddings [B, D]."""
+        feeds, begun = build_feeds(self.config, World(), self.device), 0
+        feeds = replace(feeds, global_batch=min(feeds.global_batch, _BATCH, len(index)))
+        with feeds.evaluation(index) as feed, self._embeddings(embed) as found:
+            for batch in feed:
+                begun += len(batch.ids)
+                show(begun)
+                found.clear()
+                shares_BC = self._shares(batch.images_BCHW, flip=flip)
+                yield batch, shares_BC, _pooled(found[0]) if embed else None  # not of the mirrored
+
+    def overlay(self, content: bytes) -> Image.Image:
+        """The image as the model gets it, red where it finds the likeliest class (Grad-CAM).
+
+        The longer side has 224 pixels at least. DataError for an unreadable image, InputError for a
+        model without a feature map.
+        """
+        images_BCHW = self.preprocess([content])
+        best = self.logits(images_BCHW).argmax(dim=1)
+        precision = self.config.batch.precision
+        with _arithmetic(precision), autocast(self.device, AUTOCASTS[precision]):
+            (heat_HW,) = activation_maps(self.model, images_BCHW, best)
+        mean, std = (
+            torch.tensor(of).view(-1, 1, 1) for of in (self.config.data.mean, self.config.data.std)
+        )
+        pixels_CHW = (images_BCHW[0].cpu().float() * std + mean).clamp(0, 1)
+        shown_CHW = (pixels_CHW if len(pixels_CHW) >= 3 else pixels_CHW[:1].expand(3, -1, -1))[:3]
+        side = max(1, -(-_LEAST_SHOWN // max(shown_CHW.shape[1:])))
+        size = [side * of for of in shown_CHW.shape[1:]]
+        shown_CHW = F.interpolate(shown_CHW[None], size)[0]
+        heat_HW = F.interpolate(heat_HW[None, None].cpu(), size, mode="bilinear")[0, 0]
+        red_CHW = torch.tensor([1.0, 0.0, 0.0]).view(3, 1, 1)
+        mixed_CHW = shown_CHW + 0.6 * heat_HW * (red_CHW - shown_CHW)
+        return Image.fromarray((255 * mixed_CHW).round().byte().permute(1, 2, 0).numpy())
 
     def logits(self, images_BCHW: Tensor) -> Tensor:
         """float32[B, classes] at the recipe's precision, without gradients."""
@@ -229,10 +292,30 @@ class Classifier:
         pairs = zip(classes.tolist(), probabilities.tolist(), strict=True)
         return [Guess(self.classes[number], probability) for number, probability in pairs]
 
-    def _shares(self, images_BCHW: Tensor) -> Tensor:
+    @contextmanager
+    def _embeddings(self, wanted: bool) -> Iterator[list[Tensor]]:
+        """Inside, each forward pass adds the input of the classifier layer to the list."""
+        found: list[Tensor] = []
+        layers = classifier_layers(self.model)[:1] if wanted else []
+        if wanted and not layers:
+            raise CheckpointError("checkpoint.no-embeddings", name=self.config.model.name)
+        hooks = [
+            layer.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+            for layer in layers
+        ]
+        try:
+            yield found
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _shares(self, images_BCHW: Tensor, *, flip: bool) -> Tensor:
         """float32[B, classes]: probabilities."""
         logits_BC = self.logits(images_BCHW)
-        return logits_BC.sigmoid() if self.has_lists else logits_BC.softmax(dim=1)
+        shares_BC = logits_BC.sigmoid() if self.has_lists else logits_BC.softmax(dim=1)
+        if flip:
+            return (shares_BC + self._shares(images_BCHW.flip(3), flip=False)) / 2
+        return shares_BC
 
     @cached_property
     def _normalise(self) -> Normalise:
@@ -243,6 +326,11 @@ class Classifier:
             channels_last=self.config.model.channels_last,
             dtype=AUTOCASTS[self.config.batch.precision] or torch.float32,
         )
+
+
+def _pooled(features: Tensor) -> Tensor:
+    """float32[B, D] of features with or without places: [B, D, …]."""
+    return features.detach().float().flatten(2).mean(2) if features.ndim > 2 else features.float()
 
 
 def _likeliest(shares_BC: Tensor, top: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

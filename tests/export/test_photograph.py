@@ -1,5 +1,6 @@
 """Exports that take a photograph say what the classifier says of it, and so does the page."""
 
+import io
 import json
 import re
 import shutil
@@ -17,12 +18,15 @@ from tests.browser import chromium
 from tests.command_line import run
 from tests.errors import check, raises, refused
 from trainyard.classifier import Classifier, load
+from trainyard.data.decode.decode import reference_image
+from trainyard.export import page as page_module
 from trainyard.export.export import Exporter
 from trainyard.export.page import model_in, read_runtime
 
 pytestmark = pytest.mark.slow
 
 Pixels = NDArray[np.uint8]
+TEMPLATE = Path(page_module.__file__).with_name("page.html")
 RUNTIME = {"library": b"export {}", "wasm": b"\0asm"}
 
 
@@ -91,6 +95,48 @@ def test_what_does_not_go_together(convolutions: Path, tmp_path: Path) -> None:
         (["--hub", tmp_path / "hub", "--photograph"], "option.photograph-without-file"),
     ):
         check(refused("export", convolutions, *words), code)
+
+
+def transparent(mode: str) -> bytes:
+    """A PNG of any colours and opacities, fully transparent pixels among them."""
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 14, len(mode)), dtype=np.uint8)
+    pixels[2:5, :, -1] = 0
+    file = io.BytesIO()
+    Image.fromarray(pixels, mode).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_alpha_is_dropped_in_a_browser_as_in_training(mode: str, channels: int) -> None:
+    """A page put transparent pixels on black, and training takes the colours that are stored."""
+    content = transparent(mode)
+    (script,) = re.findall(r"function bitmapOf.*?(?=function show)", TEMPLATE.read_text(), re.S)
+    settings = json.dumps({"channels": channels, "exif": False})
+    call = "async (bytes) => [...pixelsOf(await bitmapOf(new Blob([new Uint8Array(bytes)])))]"
+    with chromium() as browser:
+        tab = browser.new_page()
+        names = "Object.assign(globalThis, { pixelsOf, bitmapOf });"
+        tab.evaluate(f"() => {{ {script} globalThis.settings = {settings}; {names} }}")
+        found = tab.evaluate(call, list(content))
+    expected = np.asarray(reference_image(content, channels))
+    assert found == expected.reshape(-1).tolist()
+
+
+def test_alpha_is_dropped_wherever_an_image_is_read(convolutions: Path, tmp_path: Path) -> None:
+    classifier = load(convolutions)
+    session = exported(classifier, tmp_path)
+    for mode in ("RGBA", "LA", "P"):
+        path = tmp_path / f"{mode}.png"
+        path.write_bytes(transparent("RGBA" if mode == "P" else mode))
+        if mode == "P":
+            Image.open(path).convert("RGB").quantize(16).save(path, transparency=3)
+        plain = reference_image(path.read_bytes())
+        (expected,) = classifier.predict([plain])
+        (said,), (opened,) = classifier.predict([path]), classifier.predict([Image.open(path)])
+        assert said == opened == expected
+        (shares,) = session.run(["probabilities"], {"photograph": np.asarray(plain)})
+        assert classifier.classes[shares.argmax()] == expected[0].name
 
 
 @pytest.mark.night

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.command_line import run
+from tests.errors import check, refused
 from tests.report.histories import record_some, train_report, write_run
 from trainyard.report.page import page, write_report
 from trainyard.report.runs import read_runs
@@ -118,6 +120,21 @@ def test_pictures_of_errors_are_in_the_page(trained: list[Path]) -> None:
     assert all(re.fullmatch(r"\d, taken for \d", picture["alt"] or "") for picture in pictures)
 
 
+def test_the_matrix_has_every_class_or_the_confused_ones(
+    trained: list[Path], tmp_path: Path
+) -> None:
+    recorded = np.load(trained[0] / "predictions.npz")
+    text = made(trained[0])
+    table = text[text.index('class="matrix"') :].partition("</table>")[0]
+    numbers = [int(of) for of in re.findall(r'<span class="(?:hit|miss)[^>]*>(\d+)', table)]
+    assert sum(numbers) == len(recorded["labels"])
+    assert table.count("<tr>") == 11
+    record_some(write_run(tmp_path / "many", [train_report(1)]), samples=9000, classes=1000)
+    text = made(tmp_path / "many")
+    table = text[text.index('class="matrix"') :].partition("</table>")[0]
+    assert table.count("<tr>") == 17 and "others" in table
+
+
 def test_names_and_messages_are_text(copied: Path, digits: Path, tmp_path: Path) -> None:
     step = (copied / "checkpoints" / "best").resolve()
     progress = json.loads((step / "progress.json").read_text())
@@ -172,7 +189,7 @@ def test_images_with_lists_of_labels(tmp_path: Path) -> None:
     text = made(folder)
     assert data_in(text)["class_columns"][2:] == ["Average precision", "F1"]
     rows = {name: shares for name, *shares in data_in(text)["classes"]}
-    assert rows["class 0"] == [2, 1, 1] and rows["class 1"][2] == 0
+    assert rows["class 0"] == [2, 1, 1] and "Confidence" not in text and rows["class 1"][2] == 0
     outline = Outline(text)
     assert "missed class 1 wrongly class 2" in outline.text
     assert "Confused classes" not in outline.text
@@ -293,6 +310,27 @@ def test_seeds_are_one_curve_and_other_runs_another(trained: list[Path], tmp_pat
     outline = Outline(text)
     assert "model.name test_vit test_vit test_vit" not in outline.text
     assert "run.seed 0 1 0" in outline.text
+
+
+def test_likely_wrong_labels_of_training_images(
+    trained: list[Path], digits: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "suspects.csv"
+    options = ("--data", digits / "train", "--suspects", file)
+    assert run("evaluate", trained[0], *options, "--json") == 0
+    rows = [line.split(",") for line in file.read_text().splitlines()]
+    losses = [float(row[-1]) for row in rows[1:]]
+    assert losses == sorted(losses, reverse=True) and losses[-1] > np.log(2)
+    assert run("report", trained[0], "--suspects", file, "--out", tmp_path / "r.html") == 0
+    text = (tmp_path / "r.html").read_text()
+    section = text[text.index('id="suspects"') :].partition("</section>")[0]
+    assert section.count("<img") == 48
+    assert Path(rows[1][3]).name in section
+    for content in ("", "path\n3\n", "\0"):
+        file.write_text("data,loss\n" + content)
+        if content:
+            command = ("report", trained[0], "--suspects", file)
+            check(refused(*command), "report.suspects-unreadable", path=file)
 
 
 def test_a_report_replaces_the_one_before(copied: Path) -> None:

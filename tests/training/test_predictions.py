@@ -5,19 +5,27 @@ from collections import Counter
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sklearn.metrics import balanced_accuracy_score, f1_score
+from scipy.stats import binomtest
+from sklearn.metrics import (
+    balanced_accuracy_score,
+    confusion_matrix,
+    f1_score,
+    precision_recall_fscore_support,
+)
 
 from trainyard.training.predictions import (
     NOWHERE,
     ClassAccuracy,
     Confusion,
     Predictions,
-    calibration_error,
     class_means,
     confusions,
+    pair_counts,
     per_class,
     reassessed_top1,
+    suspects,
 )
+from trainyard.training.reliability import calibration_error, reliability, wilson
 
 CLASSES = 7
 
@@ -95,20 +103,47 @@ def test_calibration_errors_by_hand() -> None:
     assert calibration_error(predictions([1, 2], [0.5, 0.5000001]), bins=2) == pytest.approx(0.5)
 
 
-def test_accuracy_per_class_is_that_of_counting(
-    said: Predictions, labels: NDArray[np.int32]
-) -> None:
-    expected = []
-    for label in range(CLASSES):
-        places = [said.place[n] for n in range(500) if labels[n] == label and said.place[n] > 0]
-        top1 = sum(place == 1 for place in places) / len(places)
-        top5 = sum(place <= 5 for place in places) / len(places)
-        expected.append(ClassAccuracy(label, len(places), top1, top5))
-    found = per_class(said, labels)
-    assert sorted(found) == expected
-    assert [row.top1 for row in found] == sorted(row.top1 for row in expected)  # the worst first
-    total = sum(row.samples * row.top1 for row in found) / sum(row.samples for row in found)
+@pytest.mark.parametrize(("hits", "count"), [(0, 9), (346, 364), (5, 5), (1, 2)])
+def test_the_interval_is_scipys(hits: int, count: int) -> None:
+    low, high = binomtest(hits, count).proportion_ci(0.95, "wilson")
+    assert wilson(hits / count, count) == pytest.approx((low, high))
+
+
+def test_bins_of_confidence_hold_every_image_once(said: Predictions) -> None:
+    rows = reliability(said)
+    assert sum(row.samples for row in rows) == said.is_read().sum()
+    right = sum(row.samples * row.accuracy for row in rows)
+    assert right == pytest.approx((said.place == 1).sum())
+    assert all(row.low <= row.confidence <= row.high for row in rows if row.samples)
+    assert wilson(0, 0) == (0, 1)
+
+
+def test_metrics_per_class_are_scikit_learns(said: Predictions, labels: NDArray[np.int32]) -> None:
+    read, found = said.is_read(), per_class(said, labels)
+    guess, classes = said.guess[read].astype(int), range(CLASSES)
+    precision, recall, f1, samples = precision_recall_fscore_support(
+        labels[read], guess, labels=classes, zero_division=0
+    )
+    for row in sorted(found):
+        n = row.label
+        top5 = said.place[read & (labels == n)] <= 5
+        expected = samples[n], (guess == n).sum(), recall[n], precision[n], f1[n], top5.mean()
+        assert row[1:] == pytest.approx(expected)
+    assert [row.recall for row in found] == sorted(row.recall for row in found)  # worst first
+    total = sum(row.samples * row.recall for row in found) / sum(row.samples for row in found)
     assert total == pytest.approx(said.evaluation().top1)
+
+
+def test_the_matrix_is_scikit_learns(said: Predictions, labels: NDArray[np.int32]) -> None:
+    chosen = said.is_read() & (said.guess >= 0)
+    whole = confusion_matrix(labels[chosen], said.guess[chosen].astype(int), labels=range(CLASSES))
+    assert (pair_counts(said, labels, range(CLASSES))[:, :-1] == whole).all()
+    part = pair_counts(said, labels, [5, 2])
+    assert (part[:, :2] == whole[np.ix_([5, 2], [5, 2])]).all()
+    assert (part.sum(axis=1) == whole.sum(axis=1)[[5, 2]]).all()  # the others
+    rows = confusions(said, labels, with_right=True)
+    assert all(whole[row.label, row.guess] == row.samples for row in rows)
+    assert sum(row.samples for row in rows) == whole.sum()
 
 
 def test_confusions_are_those_of_counting(said: Predictions, labels: NDArray[np.int32]) -> None:
@@ -129,7 +164,8 @@ def test_many_classes_take_no_matrix() -> None:
 
 def test_classes_without_a_sample_that_can_be_read_have_no_row() -> None:
     said = predictions([1, 0, 2], [0.5, 0, 0.5])
-    assert per_class(said, np.array([4, 1, 4], np.int32)) == [ClassAccuracy(4, 2, 0.5, 1.0)]
+    row = ClassAccuracy(label=0, samples=2, guesses=2, recall=0.5, precision=0.5, f1=0.5, top5=1)
+    assert per_class(said, np.array([0, 1, 0], np.int32)) == [row]
     nothing = predictions([0], [0])
     assert per_class(nothing, np.array([0], np.int32)) == []
     assert confusions(nothing, np.array([0], np.int32)) == []
@@ -140,3 +176,15 @@ def test_an_image_that_cannot_be_read_has_no_label() -> None:
     said = Predictions(*(floats(column) for column in columns))
     assert reassessed_top1(said, [[3], [0], [3]]) == (2, 0.5)
     assert reassessed_top1(said, [[], [0], []]) == (0, 0)
+
+
+def test_suspects_are_unlikely_labels_the_unlikeliest_first() -> None:
+    """Not those of an image that cannot be read, or of scores that are not finite."""
+    loss = [0.1, 3.0, 0.8, 0.0, np.nan, 0.69]
+    said = Predictions(
+        floats([1, 2, 3, 0, NOWHERE, 2]),
+        floats([0, 1, 1, 0, -1, 1]),
+        floats([0.5] * 6),
+        floats(loss),
+    )
+    assert suspects(said) == [1, 2]

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from trainyard.api import EVALUATED, check_evaluated, evaluation_recipe
 from trainyard.cli.options import add_ema, check_suffix, check_target, loading, positive
 from trainyard.cli.printing import print_text, result_console, write_csv
 from trainyard.distributed import discover
+from trainyard.errors import InputError
 from trainyard.files import finite
 
 if TYPE_CHECKING:
@@ -27,7 +28,13 @@ _SHARES = {
     "micro_f1": "micro\nF1",
     "macro_f1": "macro\nF1",
 }
-_OF_CLASSES = {"top1": "top-1", "top5": "top-5", "average_precision": "AP", "f1": "F1"}
+_OF_CLASSES = {
+    "recall": "recall",
+    "precision": "precision",
+    "average_precision": "AP",
+    "f1": "F1",
+    "top5": "top-5",
+}
 _WIDTH = 80  # characters; lines wrap in a narrower terminal, so that no column is lost
 _PLACE = ("data", "weights", "sample", "file", "offset")
 _COLUMNS = (*_PLACE, "class", "guess", "confidence", "place")
@@ -59,15 +66,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     about_flip = "average the softmax of each image and of its mirror image"
     parser.add_argument("--flip", action="store_true", help=about_flip)
     parser.add_argument(
-        "--per-class", metavar="N", type=positive, help="print the N classes with the lowest top-1"
+        "--temperature",
+        action=argparse.BooleanOptionalAction,
+        help="fit a temperature on the data and keep it in the checkpoint, for predict and export; "
+        "--no-temperature removes it",
     )
-    parser.add_argument(
-        "--confusions", metavar="N", type=positive, help="print the N most frequent confusions"
-    )
-    parser.add_argument(
-        "--predictions", metavar="FILE.csv", help="write the prediction for each image to a file"
-    )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    _add_output(parser)
     parser.epilog = (
         "Recipe keys of the sections model, data, augment and batch can be given as --SECTION.KEY "
         "VALUE, for example --data.eval_size 288. On other data, the model chooses only among the "
@@ -76,10 +80,35 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run_command=evaluate, takes_overrides=EVALUATED)
 
 
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--per-class", metavar="N", type=positive, help="print the N classes with the lowest recall"
+    )
+    parser.add_argument(
+        "--confusions", metavar="N", type=positive, help="print the N most frequent confusions"
+    )
+    parser.add_argument(
+        "--predictions", metavar="FILE.csv", help="write the prediction for each image to a file"
+    )
+    parser.add_argument(
+        "--tables",
+        metavar="FOLDER",
+        help="write classes.csv, confusions.csv (the confusion matrix) and reliability.csv",
+    )
+    parser.add_argument(
+        "--suspects",
+        metavar="FILE.csv",
+        help="write the images whose label the model takes for unlikely, the unlikeliest first; "
+        "with --data TRAIN those of the training data",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
 def evaluate(options: argparse.Namespace) -> int:
     """Run `trainyard evaluate`. Returns the exit code."""
     check_evaluated(options.overrides)
     check_suffix(options.predictions, "--predictions", ".csv")
+    check_suffix(options.suspects, "--suspects", ".csv")
     check_target(options)
     from trainyard.data.index.merge import validation_splits
     from trainyard.files import find_checkpoint
@@ -97,14 +126,14 @@ def evaluate(options: argparse.Namespace) -> int:
         labels=Path(options.labels) if options.labels else None,
         flip=options.flip,
         ema=options.ema,
+        temperature=options.temperature,
     )
     world = discover()
     console = EscapingConsole(quiet=options.json or not world.is_first)
     result = evaluate_checkpoint(config, checkpoint, question, world=world, console=console)
     if not world.is_first:
         return 0
-    if options.predictions:
-        write_predictions(Path(options.predictions), result)
+    _write(options, result)
     if options.json:
         print(json.dumps(as_json(result, options.per_class, options.confusions)))
     else:
@@ -112,12 +141,26 @@ def evaluate(options: argparse.Namespace) -> int:
     return 0
 
 
+def _write(options: argparse.Namespace, result: "DataSetResult") -> None:
+    """Write the files that are wanted."""
+    if options.predictions:
+        write_predictions(Path(options.predictions), result)
+    if options.tables:
+        write_tables(Path(options.tables), result)
+    if options.suspects:
+        write_suspects(Path(options.suspects), result)
+
+
 def as_json(
     result: "DataSetResult", num_classes: int | None, num_confusions: int | None
 ) -> dict[str, Any]:
     """A result with its worst classes and most frequent confusions; None leaves them out."""
+    from trainyard.training.reliability import Bin, reliability
+
     tree = result.as_dict()
     for prefix, columns in result.predictions.items():
+        if not _has_lists(result):
+            tree[f"{prefix}reliability"] = [Bin._asdict(row) for row in reliability(columns)]
         if num_classes is not None:
             tree[f"{prefix}per_class"] = _classes(result, columns, num_classes)
         if num_confusions is not None and not _has_lists(result):
@@ -136,7 +179,7 @@ def _classes(
 
     if isinstance(columns, Predictions):
         rows: list[Any] = per_class(columns, result.labels)
-        keys = ("samples", "top1", "top5")
+        keys: tuple[str, ...] = ("samples", "guesses", "recall", "precision", "f1", "top5")
     else:
         rows = [row for row in columns.per_class(result.labels) if row.samples]
         keys = ("samples", "average_precision", "f1")
@@ -147,14 +190,14 @@ def _classes(
 
 
 def _confusions(
-    result: "DataSetResult", columns: "Predictions", count: int
+    result: "DataSetResult", columns: "Predictions", count: int | None, *, with_right: bool = False
 ) -> list[dict[str, Any]]:
     from trainyard.training.predictions import confusions
 
     names = result.classes
     return [
         {"class": names[row.label], "guess": names[row.guess], "samples": row.samples}
-        for row in confusions(columns, result.labels, count)
+        for row in confusions(columns, result.labels, count, with_right=with_right)
     ]
 
 
@@ -177,8 +220,7 @@ def print_result(
     console.print(_overview(tree, list(result.predictions)))
     for note in _notes(tree, list(result.predictions)):
         print_text(note)
-    key = "map" if "map" in tree else "top1"
-    prefix = max(result.predictions, key=lambda prefix: float(tree[f"{prefix}{key}"]))
+    prefix = _best(result)
     columns, of = result.predictions[prefix], f"{result.data.where}, {label_of(prefix)} weights"
     if num_classes is not None:
         rows = _classes(result, columns, num_classes)
@@ -195,6 +237,13 @@ def print_result(
         for row in _confusions(result, columns, num_confusions):
             table.add_row(row["class"], row["guess"], f"{row['samples']:,}")
         console.print(table)
+
+
+def _best(result: "DataSetResult") -> str:
+    """The prefix of the weights with the higher top-1, or mAP."""
+    tree = result.as_dict()
+    key = "map" if any(name.endswith("map") for name in tree) else "top1"
+    return max(result.predictions, key=lambda prefix: float(tree[f"{prefix}{key}"]))
 
 
 def _table(texts: list[str], numbers: list[str]) -> "Table":
@@ -236,6 +285,13 @@ def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
     where = tree["data"]
     if "ema_decay" in tree and len(prefixes) > 1:
         yield f"the best average of the run's last evaluation: EMA {tree['ema_decay']}"
+    for prefix in (each for each in prefixes if f"{each}top1_interval" in tree):
+        low, high = tree[f"{prefix}top1_interval"]
+        which = f"{label_of(prefix)} weights: " if len(prefixes) > 1 else ""
+        yield f"{which}95% interval of top-1 (Wilson): {low:.2%} to {high:.2%}"
+    for prefix in (each for each in prefixes if f"{each}temperature" in tree):
+        which = f"{label_of(prefix)} weights: " if len(prefixes) > 1 else ""
+        yield f"{which}logits divided by the temperature {tree[f'{prefix}temperature']:g}"
     if tree["flip"]:
         kind = "sigmoid" if "map" in tree else "softmax"
         yield f"with test-time flip: the mean of the {kind} of each image and of its mirror image"
@@ -254,7 +310,51 @@ def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
         yield f"{where}: new top-1 on the {again['samples']:,} images in {again['labels']}"
 
 
-# --- a line per image ---
+# --- files ---
+
+
+def write_tables(folder: Path, result: "DataSetResult") -> None:
+    """Write the tables of classes, of pairs of classes and of confidence, with a line for each."""
+    from trainyard.training.averages import label_of
+    from trainyard.training.reliability import Bin, reliability
+
+    tables: dict[str, list[dict[str, Any]]] = {"classes": []}
+    for prefix, columns in result.predictions.items():
+        where = {"data": result.data.where, "weights": label_of(prefix)}
+        found = {"classes": _classes(result, columns, len(result.classes))}
+        if not _has_lists(result):
+            found["confusions"] = _confusions(result, columns, None, with_right=True)
+            found["reliability"] = [Bin._asdict(row) for row in reliability(columns)]
+        for name, rows in found.items():
+            tables.setdefault(name, []).extend(where | row for row in rows)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            "option.file-unwritable", option="--tables", path=folder, reason=error.strerror
+        ) from None
+    for name, rows in tables.items():
+        head = [list(rows[0])] if rows else []
+        write_csv("--tables", folder / f"{name}.csv", [*head, *(row.values() for row in rows)])
+
+
+def write_suspects(path: Path, result: "DataSetResult") -> None:
+    """Write the images whose label has a probability below 50%, those with the highest loss first.
+
+    InputError for images with lists of labels.
+    """
+    from trainyard.training.predictions import suspects
+
+    if _has_lists(result):
+        raise InputError("option.suspects-beside-lists")
+    prefix = _best(result)
+    order = suspects(result.predictions[prefix])
+    losses = result.predictions[prefix].loss
+    lines = (
+        (*line, f"{losses[n]:.4f}")
+        for n, line in zip(order, _lines(result, prefix, order), strict=True)
+    )
+    write_csv("--suspects", path, [(*_COLUMNS, "loss"), *lines])
 
 
 def write_predictions(path: Path, result: "DataSetResult") -> None:
@@ -266,12 +366,15 @@ def write_predictions(path: Path, result: "DataSetResult") -> None:
     write_csv("--predictions", path, [_LIST_COLUMNS if _has_lists(result) else _COLUMNS, *lines])
 
 
-def _lines(result: "DataSetResult", prefix: str) -> Iterator[tuple[object, ...]]:
+def _lines(
+    result: "DataSetResult", prefix: str, samples: Iterable[int] | None = None
+) -> Iterator[tuple[object, ...]]:
+    """A line for each of the samples, or of all that could be read."""
     from trainyard.training.averages import label_of
 
     index, columns = result.data.index, result.predictions[prefix]
     losses = columns.losses(result.labels) if _has_lists(result) else None
-    for sample in columns.is_read().nonzero()[0].tolist():
+    for sample in columns.is_read().nonzero()[0].tolist() if samples is None else samples:
         file, offset, _ = index.locate(sample)
         place = (result.data.where, label_of(prefix), sample, file, offset)
         if losses is not None:

@@ -43,6 +43,14 @@ def number(text: str) -> float:
     return found
 
 
+def fraction(text: str) -> float:
+    """A number from 0 to 1."""
+    found = number(text)
+    if found > 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 1")
+    return found
+
+
 def above_zero(text: str) -> float:
     """A number above 0."""
     found = number(text)

@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,10 +16,12 @@ from trainyard.cli.options import (
     check_overrides,
     check_suffix,
     check_target,
+    fraction,
     loading,
     positive,
 )
-from trainyard.cli.printing import result_console, write_csv
+from trainyard.cli.printing import print_text, result_console, write_csv, write_npz
+from trainyard.data.storage.source import is_remote
 from trainyard.errors import InputError
 from trainyard.printable import print_line, printable
 
@@ -32,6 +36,7 @@ _SHOWN = 10  # unreadable images listed with a reason
 _IN_FULL = 3  # up to so many images are shown with all guesses
 _ONE_BY_ONE = 500  # up to so many images get a line each; for more, classes are counted
 _BAR = 20  # characters
+_UNKNOWN = "unknown"
 
 
 class Row(NamedTuple):
@@ -43,6 +48,14 @@ class Row(NamedTuple):
     error: str | None
     guesses: "list[Guess]"
     """The likeliest first; none with an error."""
+    answer: str
+    """The likeliest class, or "unknown"; "" with an error."""
+
+    @property
+    def path(self) -> str:
+        """The absolute path of its file, or its URL."""
+        file = str(self.location["image"])
+        return file if is_remote(file) else os.path.abspath(file)
 
 
 class Predictions(NamedTuple):
@@ -50,6 +63,7 @@ class Predictions(NamedTuple):
 
     classifier: "Classifier"
     parts: "list[tuple[Images, Guesses]]"
+    options: argparse.Namespace
 
     def rows(self) -> Iterator[Row]:
         for images, guesses in self.parts:
@@ -61,7 +75,13 @@ class Predictions(NamedTuple):
                     location["image"], location["offset"], _ = images.index.locate(number)
                 error, pair = guesses.bad.get(number), (guesses.classes, guesses.probabilities)
                 named = [] if error else self.classifier.named(*(of[number] for of in pair))
-                yield Row(images.name(number), location, error, named)
+                answer = self._answer(named) if named else ""
+                yield Row(images.name(number), location, error, named, answer)
+
+    def _answer(self, guesses: "list[Guess]") -> str:
+        least = self.options.unknown_below
+        is_known = least is None or guesses[0].probability >= least
+        return guesses[0].name if is_known else _UNKNOWN
 
     def bad(self) -> list[tuple[str, str]]:
         """Names of images without a prediction, with the reasons."""
@@ -98,9 +118,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="number of classes per image; default: 5",
     )
     parser.add_argument(
-        "--json", action="store_true", help="print one JSON document with an entry per image"
+        "--flip",
+        action="store_true",
+        help="take the mean of the probabilities of each image and of its mirror image",
     )
-    parser.add_argument("--csv", metavar="FILE.csv", help="write a file with a line per image")
+    _add_output(parser)
     parser.epilog = (
         "Recipe keys of the sections model, data and batch can be given as --SECTION.KEY VALUE, "
         "for example --data.eval_size 288. Unreadable images are listed and skipped; the exit "
@@ -109,10 +131,47 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run_command=predict, takes_overrides=SECTIONS)
 
 
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--unknown-below",
+        metavar="P",
+        type=fraction,
+        help="call an image unknown if its likeliest class has a probability below P, such as 0.5",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON document with an entry per image"
+    )
+    parser.add_argument("--csv", metavar="FILE.csv", help="write a file with a line per image")
+    parser.add_argument(
+        "--embeddings",
+        metavar="FILE.npz",
+        help="write what the classifier layer gets, float32[images, D], and the images' paths",
+    )
+    parser.add_argument(
+        "--cam",
+        metavar="FOLDER",
+        help="write each image, red where the model finds its likeliest class (Grad-CAM), as PNG",
+    )
+    parser.add_argument(
+        "--duplicates",
+        metavar="FILE.csv",
+        help="write the pairs of images that look alike, by the cosine of their embeddings",
+    )
+    parser.add_argument(
+        "--similar",
+        metavar="COSINE",
+        type=fraction,
+        default=0.99,
+        help="the lowest cosine of such a pair; default: 0.99",
+    )
+
+
 def predict(options: argparse.Namespace) -> int:
     """Run `trainyard predict`. Returns the exit code."""
     check_overrides(options.overrides, "a prediction")
     check_suffix(options.csv, "--csv", ".csv")
+    check_suffix(options.embeddings, "--embeddings", ".npz")
+    check_suffix(options.duplicates, "--duplicates", ".csv")
     _check_source(options)
     from rich.console import Console
 
@@ -128,15 +187,17 @@ def predict(options: argparse.Namespace) -> int:
         warn(console, [printable(f"left out: {left_out}") for left_out in accounts])
         classifier, remarks = _loaded(options)  # after a look at the images, which is shorter
         warn(console, [printable(remark) for remark in remarks])
-        predictions = _predicted(classifier, found, options.top, console)
+        _check_unknown(classifier, options)
+        predictions = _predicted(classifier, found, options, console)
+        if options.cam:
+            _write_overlays(Path(options.cam), predictions)
     bad, total = predictions.bad(), sum(len(images.index) for images in found)
     if len(bad) == total:
         name, reason = bad[0]
         if total == 1:
             raise InputError("image.unreadable", name=name, reason=reason)
         raise InputError("image.none-readable", name=name, reason=reason, num_images=total)
-    if options.csv:
-        _write_csv(Path(options.csv), predictions)
+    _write(predictions)
     if options.json:
         print(_as_json(predictions))
     else:
@@ -162,6 +223,13 @@ def _check_source(options: argparse.Namespace) -> None:
         raise InputError("option.missing-image", command=options.parser.prog)
 
 
+def _check_unknown(classifier: "Classifier", options: argparse.Namespace) -> None:
+    if options.unknown_below is not None and classifier.has_lists:
+        raise InputError("option.unknown-below-beside-lists")
+    if options.unknown_below is not None and _UNKNOWN in classifier.classes:
+        raise InputError("option.unknown-is-a-class")
+
+
 def _loaded(options: argparse.Namespace) -> "tuple[Classifier, list[str]]":
     """The classifier, and remarks about published weights."""
     with loading():
@@ -173,7 +241,10 @@ def _loaded(options: argparse.Namespace) -> "tuple[Classifier, list[str]]":
 
 
 def _predicted(
-    classifier: "Classifier", found: "Sequence[Images]", top: int, console: "Console"
+    classifier: "Classifier",
+    found: "Sequence[Images]",
+    options: argparse.Namespace,
+    console: "Console",
 ) -> Predictions:
     from trainyard.monitor.progress import counter
 
@@ -182,11 +253,17 @@ def _predicted(
     with counter(console, "predicting", total) as show:
         for images in found:
             on_batch = partial(lambda before, begun: show(before + begun), before)
-            guesses = classifier.predict_index(images.index, top, on_batch=on_batch)
+            guesses = classifier.predict_index(
+                images.index,
+                options.top,
+                flip=options.flip,
+                embed=bool(options.embeddings or options.duplicates),
+                on_batch=on_batch,
+            )
             guesses.bad.update(images.missing)
             parts.append((images, guesses))
             before += len(images.index)
-    return Predictions(classifier, parts)
+    return Predictions(classifier, parts, options)
 
 
 def _as_json(predictions: Predictions) -> str:
@@ -194,29 +271,97 @@ def _as_json(predictions: Predictions) -> str:
     images = []
     for row in predictions.rows():
         guesses = [{"class": name, "probability": share} for name, share in row.guesses]
-        found = {"error": row.error} if row.error else {"guesses": guesses}
+        found = {"error": row.error} if row.error else {"class": row.answer, "guesses": guesses}
+        if predictions.classifier.has_lists:
+            found.pop("class", None)
         images.append(row.location | found)
     classifier = predictions.classifier
     tree = {
         "checkpoint": classifier.source,
         "step": classifier.step,
         "weights": classifier.weights or "raw",
+        "temperature": classifier.temperature,
         "images": images,
     }
     return json.dumps(tree)
 
 
+def _write(predictions: Predictions) -> None:
+    """Write the files that are wanted. InputError if one cannot be written."""
+    options = predictions.options
+    if options.csv:
+        _write_csv(Path(options.csv), predictions)
+    if not (options.embeddings or options.duplicates):
+        return
+    import numpy as np
+
+    rows = [row for row in predictions.rows() if not row.error]
+    parts = [
+        guesses.vectors[[n for n in range(len(guesses.vectors)) if n not in guesses.bad]]
+        for _, guesses in predictions.parts
+        if guesses.vectors is not None
+    ]
+    vectors = np.concatenate(parts)
+    if options.embeddings:
+        columns = {
+            "vectors": vectors,
+            "paths": np.array([row.path for row in rows]),
+            "offsets": np.array([row.location.get("offset", 0) for row in rows], np.int64),
+            "classes": np.array([row.answer for row in rows]),
+        }
+        write_npz("--embeddings", Path(options.embeddings), columns)
+    if options.duplicates:
+        from trainyard.datasets.near_duplicates import near_duplicates
+
+        found = near_duplicates(vectors, options.similar)
+        lines: list[tuple[object, ...]] = [
+            (f"{cosine:.6f}", *(cell for n in pair for cell in _place(rows[n])))
+            for pair, cosine in zip(found.numbers.tolist(), found.cosines.tolist(), strict=True)
+        ]
+        head = ("cosine", "path_1", "offset_1", "class_1", "path_2", "offset_2", "class_2")
+        write_csv("--duplicates", Path(options.duplicates), [head, *lines])
+        if not options.json:
+            print_text(f"{len(lines):,} pairs of images look alike: {options.duplicates}")
+
+
+def _write_overlays(folder: Path, predictions: Predictions) -> None:
+    """Write 00000-NAME.png for the first image, and so on. InputError if that fails."""
+    from trainyard.data.reading.reader import Reader
+
+    count = 0
+    for images, guesses in predictions.parts:
+        reader = Reader(images.index)
+        for number in range(len(images.index)):
+            if number not in guesses.bad:
+                image = predictions.classifier.overlay(bytes(reader.read(number)))
+                name = Path(images.name(number).partition("?")[0]).stem
+                try:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    image.save(folder / f"{count:05}-{name}.png")
+                except OSError as error:
+                    raise InputError(
+                        "option.file-unwritable", option="--cam", path=folder, reason=error.strerror
+                    ) from None
+            count += 1
+
+
+def _place(row: Row) -> tuple[str, object, str]:
+    return row.path, row.location.get("offset", ""), row.answer
+
+
 def _write_csv(path: Path, predictions: Predictions) -> None:
-    """Write a line per image: its name, its classes with probabilities, or its error.
+    """Write a line per image: its name and path, its classes with probabilities, or its error.
 
     InputError if the file cannot be written.
     """
     top = max(guesses.classes.shape[1] for _, guesses in predictions.parts)
     columns = [f"{key}_{rank + 1}" for rank in range(top) for key in ("class", "probability")]
-    lines = [["image", "error", *columns]]
+    lines = [["image", "path", "offset", "error", "class", *columns]]
     for row in predictions.rows():
         cells = [cell for name, share in row.guesses for cell in (name, f"{share:.6f}")]
-        lines.append([row.name, row.error or "", *(cells or [""] * len(columns))])
+        place = (row.name, row.path, str(row.location.get("offset", "")), row.error or "")
+        answer = "" if predictions.classifier.has_lists else row.answer
+        lines.append([*place, answer, *(cells or [""] * len(columns))])
     write_csv("--csv", path, lines)
 
 
@@ -232,7 +377,8 @@ def _print(predictions: Predictions, count: int, written: str | None) -> None:
     if count <= _ONE_BY_ONE:
         rows = [row for row in predictions.rows() if not row.error]
         for row in rows if count <= _IN_FULL else ():
-            console.print(row.name, style="bold", soft_wrap=True)
+            title = f"{row.name}: {_UNKNOWN}" if row.answer == _UNKNOWN else row.name
+            console.print(title, style="bold", soft_wrap=True)
             console.print(_in_full(row))
         if count > _IN_FULL:
             console.print(_one_by_one(rows))
@@ -254,9 +400,9 @@ def _in_full(row: Row) -> "Table":
 def _one_by_one(rows: Sequence[Row]) -> "Table":
     table = _table("image", "class", ">probability", "else")
     for row in rows:
-        first, *others = row.guesses
+        others = row.guesses[int(row.answer == row.guesses[0].name) :]
         rest = ", ".join(f"{name} {share:.1%}" for name, share in others[:2])
-        table.add_row(row.name, first.name, f"{first.probability:.1%}", rest)
+        table.add_row(row.name, row.answer, f"{row.guesses[0].probability:.1%}", rest)
     return table
 
 
@@ -265,10 +411,13 @@ def _counted(predictions: Predictions, images: int) -> "Table":
     import numpy as np
 
     counts = np.sum([guesses.counts for _, guesses in predictions.parts], axis=0)
+    names = predictions.classifier.classes
+    found = dict(zip(names, counts.tolist(), strict=True))
+    if predictions.options.unknown_below is not None:
+        found = Counter(row.answer for row in predictions.rows() if not row.error)
     table = _table("class", ">images", ">share")
-    for number in np.argsort(-counts, kind="stable"):
-        if count := counts[number]:
-            name = predictions.classifier.classes[number]
+    for name, count in sorted(found.items(), key=lambda each: -each[1]):
+        if count:
             table.add_row(name, f"{count:,}", f"{count / images:.1%}")
     return table
 

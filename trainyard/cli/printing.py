@@ -8,16 +8,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainyard.errors import InputError
-from trainyard.files import write_text
+from trainyard.files import atomic_write, write_text
 from trainyard.printable import in_bytes as size
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from rich.console import Console
     from rich.text import Text
 
 _WIDE = 250  # columns
 
-__all__ = ["as_cell", "print_table", "print_text", "result_console", "size", "write_csv"]
+__all__ = [
+    "as_cell",
+    "print_table",
+    "print_text",
+    "result_console",
+    "size",
+    "write_csv",
+    "write_npz",
+]
 
 
 def print_table(columns: list[str], rows: Sequence[Sequence["str | Text"]]) -> None:
@@ -61,6 +70,19 @@ def write_csv(option: str, path: Path, rows: Iterable[Iterable[object]]) -> None
     csv.writer(text).writerows(rows)
     try:
         write_text(path, text.getvalue(), errors="surrogateescape")
+    except OSError as error:
+        raise InputError(
+            "option.file-unwritable", option=option, path=path, reason=error.strerror
+        ) from None
+
+
+def write_npz(option: str, path: Path, arrays: "dict[str, NDArray[Any]]") -> None:
+    """Write NumPy arrays by name to a file; InputError, which names the option, if that fails."""
+    import numpy as np
+
+    try:
+        with atomic_write(path) as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # allow_pickle is no array
     except OSError as error:
         raise InputError(
             "option.file-unwritable", option=option, path=path, reason=error.strerror

@@ -18,6 +18,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.html",
         help="default: report.html in the run directory, or in this folder for several runs",
     )
+    parser.add_argument(
+        "--suspects",
+        metavar="FILE.csv",
+        help="also show images that may have a wrong label: the file of evaluate --suspects",
+    )
     parser.add_argument("--json", action="store_true", help="print its path as JSON")
     parser.epilog = (
         "Runs that differ only in run.seed are shown as their mean with two standard deviations. A "
@@ -35,7 +40,8 @@ def report(options: argparse.Namespace) -> int:
     check_suffix(options.out, "--out", ".html", ".htm")
     from trainyard.report.page import write_report
 
-    path = write_report(folders, Path(options.out) if options.out else None)
+    suspects = Path(options.suspects) if options.suspects else None
+    path = write_report(folders, Path(options.out) if options.out else None, suspects=suspects)
     size = path.stat().st_size
     if options.json:
         print(json.dumps({"report": str(path), "bytes": size, "runs": options.runs}))

@@ -48,6 +48,8 @@ class Description:
     step: int
     weights: str
     """ "ema" for the moving average, "ema-0.99" for one of several, "raw" for the weights."""
+    temperature: float
+    """What the exported logits are divided by already; see run/temperature.py."""
     precision: str
     """Precision of training and evaluation; exported models compute in float32."""
     evaluation: dict[str, Any]
@@ -100,6 +102,7 @@ class Description:
             "exif": self.exif,
             "step": self.step,
             "weights": self.weights,
+            "temperature": self.temperature,
             "evaluation": self.evaluation,
             "versions": self.versions,
         }
@@ -125,6 +128,7 @@ def describe(classifier: Classifier, license: str | None = None) -> Description:
         parameters=sum(weight.numel() for weight in model.parameters()),
         step=classifier.step,
         weights=classifier.weights or "raw",
+        temperature=classifier.temperature,
         precision=config.batch.precision,
         evaluation=_evaluation(classifier),
         has_lists=classifier.has_lists,

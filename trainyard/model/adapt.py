@@ -140,13 +140,18 @@ def _strictly() -> Iterator[None]:
 # --- the classifier ---
 
 
-def classifier_keys(model: nn.Module) -> list[str]:
-    """Names of the classifier's tensors; two layers in models with a distillation token.
+def classifier_layers(model: nn.Module) -> list[nn.Module]:
+    """The classifier's layers: one, or two in models with a distillation token.
 
     None in a model of the user that has no get_classifier().
     """
     layers: Any = getattr(model, "get_classifier", tuple)()
-    layers = layers if isinstance(layers, (tuple, list, nn.ModuleList)) else (layers,)
+    return list(layers) if isinstance(layers, (tuple, list, nn.ModuleList)) else [layers]
+
+
+def classifier_keys(model: nn.Module) -> list[str]:
+    """Names of the tensors of its layers."""
+    layers = classifier_layers(model)
     return [
         f"{name}.{key}"
         for name, module in model.named_modules()

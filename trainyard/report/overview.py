@@ -10,6 +10,7 @@ from trainyard.report.charts import COLOURS
 from trainyard.report.findings import PAGE, findings
 from trainyard.report.markup import Child, Html, join, table, tag
 from trainyard.report.runs import Group, Run, counted, number
+from trainyard.training.reliability import wilson
 
 _NONE = "\N{EM DASH}"
 _COMPARED = {
@@ -75,6 +76,10 @@ def _accuracy(run: Run, key: str) -> Html | None:
     detail = "" if value is None else f"{METRICS[second]} {value:.2%}, "
     decay = number(best, "ema_decay") if prefix else None
     detail += "" if decay is None else f"decay {decay:g}, "
+    count = number(best, "evaluated")
+    if name == "top1" and count:
+        low, high = wilson(best[key], int(count))
+        detail = f"{low:.1%} to {high:.1%} with 95% confidence, {detail}"
     title = f"Best {'EMA ' if prefix else ''}{METRICS[name]}"
     return _card(title, f"{best[key]:.2%}", f"{detail}at step {best['step']:,}")
 

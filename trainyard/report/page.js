@@ -109,9 +109,10 @@ function showClasses(table, found, more, label) {
     .filter(([name]) => name.toLowerCase().includes(wanted.trim().toLowerCase()))
     .sort((a, b) => sign * order(a[column], b[column]));
   const number = (text) => element("td", { class: "number" }, text);
-  const body = rows.slice(0, count).map(([name, images, top1, top5]) => element("tr", {},
+  const body = rows.slice(0, count).map(([name, images, first, ...others]) => element("tr", {},
     element("th", { scope: "row" }, name), number(whole(images)),
-    element("td", { class: "number" }, meter(top1), formatted(".1%", top1)), number(formatted(".1%", top5))));
+    element("td", { class: "number" }, meter(first), formatted(".1%", first)),
+    ...others.map((share) => number(formatted(".1%", share)))));
   const heads = data.class_columns.map((name, n) => {
     const sorted = n !== column ? null : descending ? "descending" : "ascending";
     return element("th", { scope: "col", class: n ? "number" : null, "aria-sort": sorted },

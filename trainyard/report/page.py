@@ -24,18 +24,23 @@ from trainyard.report.overview import overview_section
 from trainyard.report.pictures import open_album
 from trainyard.report.predictions import Section, predictions_sections
 from trainyard.report.runs import Group, Run, groups_of, read_runs
+from trainyard.report.suspects import suspects_section
 
 NAME = "report.html"
 _THEMES = {"auto": "System", "light": "Light", "dark": "Dark"}
 
 
-def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
+def write_report(
+    folders: Sequence[Path], out: Path | None = None, *, suspects: Path | None = None
+) -> Path:
     """Write a report to `out`; by default into a run's directory, or here for several runs.
 
-    InputError for a folder that is no run directory, or a file that cannot be written.
+    `suspects`: a file of `evaluate --suspects`, shown too. InputError for a folder that is no run
+    directory, a file of another kind, or one that cannot be written.
     """
     path = out or (folders[0] / NAME if len(folders) == 1 else Path(NAME))
-    text = page(read_runs(list(folders)))
+    runs = read_runs(list(folders))
+    text = page(runs, [] if suspects is None else [suspects_section(suspects, runs[0])])
     try:
         write_text(path, text)
     except OSError as error:
@@ -43,8 +48,8 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     return path
 
 
-def page(runs: Sequence[Run]) -> str:
-    """The page of one or several runs."""
+def page(runs: Sequence[Run], further: Sequence[Section] = ()) -> str:
+    """The page of one or several runs, with further sections."""
     groups = groups_of(runs)
     charts = charts_of(groups)
     mistakes, classes = _mistakes(runs)
@@ -53,6 +58,7 @@ def page(runs: Sequence[Run]) -> str:
         ("curves", "Curves", curves_section(charts)) if charts else None,
         ("differences", "What differs", differences_section(runs)) if len(runs) > 1 else None,
         *mistakes,
+        *further,
         ("events", "Events", events_section(runs)),
         ("quarantine", "Unreadable images", quarantine_section(runs)),
         ("environment", "Hardware and versions", environment_section(runs)),

@@ -3,11 +3,13 @@
 Images have one label, or lists of labels.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.report.judgement import confidence_section, matrix
 from trainyard.report.markup import Child, Html, about, join, switch, table, tag
 from trainyard.report.pictures import Album
 from trainyard.report.runs import Run
@@ -23,7 +25,7 @@ _PAIRS, _EXAMPLES = 12, 4
 _ERRORS = 24  # highest losses shown, and as many of the highest confidences
 
 Section = tuple[str, str, Html]  # id, title and content
-_ClassRow = tuple[str, int, float, float]  # name, images, and two shares of 1
+_ClassRow = tuple[str, int, tuple[float, ...]]  # name, images, and shares of 1
 
 
 def predictions_sections(
@@ -35,7 +37,10 @@ def predictions_sections(
         return [], {}
     has_lists = isinstance(scores, LabelScores)
     classes, data = (_listed_classes if has_lists else _classes)(run, recorded)
-    confused = None if has_lists else _confusions(run, recorded, album)
+    confused = confidence = None
+    if not has_lists:
+        confused = _confusions(run, recorded, album)
+        confidence = confidence_section(scores)
     errors = (_listed_errors if has_lists else _errors)(run, recorded, album)
     note = tag("p", album.why_none, class_="note") if album.why_none else None
     which = f"moving average ({label_of(recorded.weights)})" if recorded.weights else "model"
@@ -44,6 +49,7 @@ def predictions_sections(
         ("classes", "Classes", join(about(source), classes)),
         *([("confusions", "Confused classes", join(note, confused))] if confused else []),
         ("errors", "Worst errors", join(None if confused else note, errors)),
+        *([("confidence", "Confidence", confidence)] if confidence else []),
     ]
     return sections, data
 
@@ -59,15 +65,15 @@ def _class_name(run: Run, label: int) -> str:
 def _classes(run: Run, recorded: Recorded) -> tuple[Html, dict[str, Any]]:
     """A histogram of many classes, and their table."""
     rows: list[_ClassRow] = [
-        (_class_name(run, row.label), row.samples, row.top1, row.top5)
+        (_class_name(run, row.label), row.samples, (row.recall, row.precision, row.f1, row.top5))
         for row in per_class(recorded.scores, recorded.labels)
     ]
-    top1 = np.array([share for *_, share, _ in rows])
+    top1 = np.array([shares[0] for *_, shares in rows])
     text = (
         f"{len(rows):,} classes; the median is recognised in {np.median(top1):.1%} of its images, "
         f"a tenth of the classes in {np.quantile(top1, 0.1):.1%} or fewer."
     )
-    columns, data = _class_table(["Class", "Images", "Top-1", "Top-5"], rows)
+    columns, data = _class_table(["Class", "Images", "Recall", "Precision", "F1", "Top-5"], rows)
     histogram = _histogram(top1) if len(rows) > _FEW_CLASSES else None
     return join(about(text), histogram, columns), data
 
@@ -75,7 +81,7 @@ def _classes(run: Run, recorded: Recorded) -> tuple[Html, dict[str, Any]]:
 def _listed_classes(run: Run, recorded: Recorded) -> tuple[Html, dict[str, Any]]:
     """The table of classes of images with lists of labels."""
     rows: list[_ClassRow] = [
-        (_class_name(run, row.label), row.samples, row.average_precision, row.f1)
+        (_class_name(run, row.label), row.samples, (row.average_precision, row.f1))
         for row in recorded.scores.per_class(recorded.labels)
         if row.samples
     ]
@@ -90,12 +96,12 @@ def _listed_classes(run: Run, recorded: Recorded) -> tuple[Html, dict[str, Any]]
 def _class_table(head: list[str], rows: list[_ClassRow]) -> tuple[Html, dict[str, Any]]:
     """The place of the table that page.js makes, with the worst classes for those without it."""
     body: list[list[Child]] = [
-        [name, f"{images:,}", f"{first:.1%}", f"{second:.1%}"]
-        for name, images, first, second in rows[:_WORST_CLASSES]
+        [name, f"{images:,}", *(f"{share:.1%}" for share in shares)]
+        for name, images, shares in rows[:_WORST_CLASSES]
     ]
     caption = f"The {len(body)} worst of {len(rows):,} classes; the full table needs JavaScript"
     worst = table(head, body, caption=caption, numbers=1)
-    data = [(name, images, round(a, 4), round(b, 4)) for name, images, a, b in rows]
+    data = [(name, images, *(round(of, 4) for of in shares)) for name, images, shares in rows]
     place = tag("div", tag("noscript", worst), id="classes-table")
     return place, {"classes": data, "class_columns": head}
 
@@ -130,6 +136,8 @@ def _confusions(run: Run, recorded: Recorded, album: Album) -> Html:
     pairs = confusions(scores, recorded.labels, _PAIRS)
     if not pairs:
         return about("No image is taken for another class.")
+    num_classes = int(max(recorded.labels.max(), scores.guess.max())) + 1
+    whole = matrix(recorded, max(num_classes, len(run.classes)), partial(_class_name, run))
     totals = np.bincount(recorded.labels[scores.is_read()])
     examples = []
     for pair in pairs:  # their most confident errors
@@ -145,7 +153,7 @@ def _confusions(run: Run, recorded: Recorded, album: Album) -> Html:
         pictures = [_picture(album, sample, f"{label}, taken for {guess}") for sample in samples]
         strip = tag("div", *pictures, class_="strip") if any(pictures) else None
         rows.append(tag("li", tag("div", names, tag("p", share, class_="detail")), strip))
-    return tag("ul", *rows, class_="pairs")
+    return join(whole, tag("ul", *rows, class_="pairs"))
 
 
 def _errors(run: Run, recorded: Recorded, album: Album) -> Html:
@@ -167,12 +175,12 @@ def _errors(run: Run, recorded: Recorded, album: Album) -> Html:
         label, guess = (_class_name(run, int(of[n])) for of in (recorded.labels, scores.guess))
         confidence, loss = float(scores.confidence[n]), float(scores.loss[n])
         lines = (
-            _line("is ", label),
-            _line("taken for ", guess, class_="wrong"),
+            line("is ", label),
+            line("taken for ", guess, class_="wrong"),
             tag("p", f"{confidence:.0%} sure, loss {loss:.2f}", class_="detail"),
         )
         keys = {"data_loss": f"{loss:.4g}", "data_confidence": f"{confidence:.4g}"}
-        tiles.append(_tile(album, n, f"{label}, taken for {guess}", *lines, **keys))
+        tiles.append(tile(album, n, f"{label}, taken for {guess}", *lines, **keys))
     return join(about(text), order, tag("ul", *tiles, class_="tiles", id="errors-grid"))
 
 
@@ -198,11 +206,11 @@ def _listed_errors(run: Run, recorded: Recorded, album: Album) -> Html:
         own, guessed = recorded.labels[n], scores.logits[:, n] > 0
         missed, extra = own & ~guessed, guessed & ~own
         lines = (
-            _line("has ", names(own)),
-            _line("missed ", names(missed)) if missed.any() else None,
-            _line("wrongly ", names(extra), class_="wrong") if extra.any() else None,
+            line("has ", names(own)),
+            line("missed ", names(missed)) if missed.any() else None,
+            line("wrongly ", names(extra), class_="wrong") if extra.any() else None,
         )
-        tiles.append(_tile(album, n, f"has {names(own)}", *lines))
+        tiles.append(tile(album, n, f"has {names(own)}", *lines))
     return join(about(text), tag("ul", *tiles, class_="tiles", id="errors-grid"))
 
 
@@ -211,7 +219,7 @@ def _highest(column: NDArray[np.float32], samples: NDArray[np.int64], count: int
     return [int(n) for n in samples[np.argsort(-column[samples], kind="stable")][:count]]
 
 
-def _tile(album: Album, sample: int, alt: str, *lines: Html | None, **attributes: str) -> Html:
+def tile(album: Album, sample: int, alt: str, *lines: Html | None, **attributes: str) -> Html:
     """An image with its description, number and file."""
     picture = _picture(album, sample, alt) or tag("span", "no picture", class_="no-picture")
     file = f"#{sample} {album.file(sample)}".strip()
@@ -219,7 +227,7 @@ def _tile(album: Album, sample: int, alt: str, *lines: Html | None, **attributes
     return tag("li", tag("div", picture, class_="picture"), *lines, name, **attributes)
 
 
-def _line(what: str, names: str, class_: str | None = None) -> Html:
+def line(what: str, names: str, class_: str | None = None) -> Html:
     return tag("p", tag("span", what, class_="detail"), tag("b", names, class_=class_))
 
 

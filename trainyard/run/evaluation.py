@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,14 @@ from trainyard.monitor.progress import counter
 from trainyard.run.build import build_feeds, check_decoding, trained_model
 from trainyard.run.labels import check_kind, labels_of
 from trainyard.run.pretrained import choose_weights
+from trainyard.run.temperature import Temperatures, calibrate, counted
 from trainyard.training import checkpoint
 from trainyard.training.averages import prefix_of
 from trainyard.training.evaluate import evaluate, score_labels
 from trainyard.training.label_scores import LabelScores
 from trainyard.training.precision import AUTOCASTS, use_precision
-from trainyard.training.predictions import Predictions, calibration_error, reassessed_top1, summary
+from trainyard.training.predictions import Predictions, reassessed_top1, summary
+from trainyard.training.reliability import calibration_error, wilson
 from trainyard.world import World, check_devices, pick_device, together, with_cores
 
 
@@ -61,6 +63,9 @@ class EvaluationOptions:
     ema: bool | float | None = None
     """True for the moving average alone, the best of several, a decay for one of them, False for
     the weights alone; None for all."""
+    temperature: bool | None = None
+    """True to fit temperatures and keep them in the checkpoint, False to forget those that it has;
+    see run/temperature.py. None uses those that it has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +93,8 @@ class DataSetResult:
     best_average: str
     """Of several averages, the decay of the one that was the best in the run's evaluation."""
     question: EvaluationOptions
+    temperatures: Temperatures = field(default_factory=dict)
+    """Of the weights by prefix, where they are not 1."""
 
     @cached_property
     def labels(self) -> NDArray[Any]:
@@ -100,8 +107,11 @@ class DataSetResult:
         tree |= summary(self.predictions, self.labels)
         for prefix, said in self.predictions.items():
             if isinstance(said, Predictions):
-                tree |= {f"{prefix}ece": calibration_error(said)}
+                tree[f"{prefix}top1_interval"] = wilson(tree[f"{prefix}top1"], tree["samples"])
+                tree[f"{prefix}ece"] = calibration_error(said)
             tree |= {f"{prefix}not_finite": said.not_finite()}
+        for prefix, temperature in self.temperatures.items():
+            tree[f"{prefix}temperature"] = temperature
         tree |= {"ema_decay": float(self.best_average)} if self.best_average else {}
         tree |= {
             "classes": len(self.classes),
@@ -148,14 +158,41 @@ def evaluate_checkpoint(
         with together(world):
             check_kind(data.index, has_lists, data.where)
             models = {
-                prefix_of(name): trained_model(config, path, len(classes), name).to(device)
-                for name in names
+                name: trained_model(config, path, len(classes), name).to(device) for name in names
             }
         feeds = build_feeds(config, world, device)
+        temperatures = _calibrated(
+            config, feeds, data, models, question=question, path=path, console=console
+        )
         predictions = _predictions(config, feeds, data, models, flip=question.flip, console=console)
         with together(world):
             best = _best_average(path, progress)
-            return _result(data, predictions, classes, question, best=best)
+            result = _result(data, predictions, classes, question, best=best)
+            return replace(result, temperatures=temperatures)
+
+
+def _calibrated(
+    config: RunConfig,
+    feeds: Feeds,
+    data: DataSet,
+    models: Mapping[str, nn.Module],
+    *,
+    question: EvaluationOptions,
+    path: Path,
+    console: Console,
+) -> Temperatures:
+    """The temperatures of models by prefix; their logits are divided by them."""
+    found = calibrate(
+        config,
+        feeds,
+        data.index,
+        models,
+        checkpoint=path,
+        fit=question.temperature,
+        numbers=data.numbers,
+        console=console,
+    )
+    return {prefix_of(name): temperature for name, temperature in found.items()}
 
 
 def _predictions(
@@ -172,7 +209,7 @@ def _predictions(
             config,
             feeds,
             feeds.evaluation(data.index),
-            models,
+            {prefix_of(name): model for name, model in models.items()},
             index=data.index,
             on_batch=lambda _, count: show(count),
             numbers=data.numbers,
@@ -199,7 +236,7 @@ def predict(
     """
     with opened as feed:
         here = {name: _on(feeds.device, model) for name, model in models.items()}
-        batches = _counted(feed, config.batch.size, len(index), on_batch)
+        batches = counted(feed, config.batch.size, len(index), on_batch)
         if config.batch.virtual_ranks:
             batches = split(batches, config.batch.virtual_ranks // feeds.world.size)
         how: dict[str, Any] = {
@@ -211,14 +248,6 @@ def predict(
             "flip": flip,
         }
         return (evaluate if index.lists is None else score_labels)(here, batches, **how)
-
-
-def _counted(
-    feed: Iterable[Batch], size: int, total: int, on_batch: Callable[[Batch, int], None]
-) -> Iterator[Batch]:
-    for number, batch in enumerate(feed, start=1):
-        on_batch(batch, min(number * size, total))
-        yield batch
 
 
 def _on(device: torch.device, model: nn.Module) -> nn.Module:

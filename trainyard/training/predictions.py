@@ -3,6 +3,7 @@
 Memory grows with the number of samples alone, not with the number of classes.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -113,40 +114,43 @@ def summary(
     return found
 
 
-def calibration_error(predictions: Predictions, bins: int = 15) -> float:
-    """Expected calibration error: sum over bins of |bin|/n * |accuracy - mean confidence|.
-
-    Guo et al. 2017, "On Calibration of Modern Neural Networks", equation 3: the bins of the
-    confidence are equally wide, ((m - 1) / bins, m / bins].
-    """
-    is_read = predictions.is_read()
-    confidence = predictions.confidence[is_read].astype(np.float64)
-    gap = (predictions.place[is_read] == 1) - confidence
-    inner = np.arange(1, bins) / bins
-    sums = np.bincount(np.digitize(confidence, inner, right=True), gap, minlength=bins)
-    return float(np.abs(sums).sum() / max(len(gap), 1))
-
-
 class ClassAccuracy(NamedTuple):
     label: int
     samples: int
-    top1: float
+    guesses: int
+    """Images taken for this class."""
+    recall: float
+    """Share of its samples that are taken for it: its top-1 accuracy."""
+    precision: float
+    """Share of the guesses that are right; 0 without guesses."""
+    f1: float
+    """2 hits / (samples + guesses)."""
     top5: float
 
 
 def per_class(predictions: Predictions, labels: NDArray[np.int32]) -> list[ClassAccuracy]:
-    """Accuracy per class that has samples, the worst first."""
+    """Metrics of each class that has samples, the worst first."""
     is_read = predictions.is_read()
     place, labels = predictions.place[is_read], labels[is_read]
-    counts, top1, top5 = (
-        np.bincount(labels[chosen], minlength=int(labels.max(initial=-1)) + 1)
-        for chosen in (place > 0, place == 1, place <= 5)
+    guess = predictions.guess[is_read].astype(np.int64)
+    width = int(max(labels.max(initial=-1), guess.max(initial=-1))) + 1
+    counts, hits, top5, guesses = (
+        np.bincount(chosen, minlength=width)
+        for chosen in (labels, labels[place == 1], labels[place <= 5], guess[guess >= 0])
     )
     rows = [
-        ClassAccuracy(n, int(counts[n]), float(top1[n] / counts[n]), float(top5[n] / counts[n]))
+        ClassAccuracy(
+            label=n,
+            samples=int(counts[n]),
+            guesses=int(guesses[n]),
+            recall=float(hits[n] / counts[n]),
+            precision=float(hits[n] / max(guesses[n], 1)),
+            f1=float(2 * hits[n] / (counts[n] + guesses[n])),
+            top5=float(top5[n] / counts[n]),
+        )
         for n in np.flatnonzero(counts).tolist()
     ]
-    return sorted(rows, key=lambda row: (row.top1, row.top5, row.label))
+    return sorted(rows, key=lambda row: (row.recall, row.top5, row.label))
 
 
 class Confusion(NamedTuple):
@@ -156,10 +160,18 @@ class Confusion(NamedTuple):
 
 
 def confusions(
-    predictions: Predictions, labels: NDArray[np.int32], count: int | None = None
+    predictions: Predictions,
+    labels: NDArray[np.int32],
+    count: int | None = None,
+    *,
+    with_right: bool = False,
 ) -> list[Confusion]:
-    """Pairs of a true class and a wrongly predicted one, the most frequent first."""
-    wrong = (predictions.place > 1) & (predictions.guess >= 0)
+    """Pairs of a true class and a wrongly predicted one, the most frequent first.
+
+    `with_right`: also of a class and itself; all are then the confusion matrix, without zeros.
+    """
+    chosen = predictions.is_read() & (predictions.guess >= 0)
+    wrong = chosen if with_right else chosen & (predictions.place > 1)
     base = int(max(labels.max(initial=0), predictions.guess.max(initial=0))) + 1
     pairs, counts = np.unique(
         labels[wrong].astype(np.int64) * base + predictions.guess[wrong].astype(np.int64),
@@ -170,6 +182,31 @@ def confusions(
         Confusion(*divmod(int(pair), base), samples)
         for pair, samples in zip(pairs[order], counts[order].tolist(), strict=True)
     ]
+
+
+def pair_counts(
+    predictions: Predictions, labels: NDArray[np.int32], classes: Sequence[int]
+) -> NDArray[np.int64]:
+    """int64[n, n + 1]: samples by true class and guess, of n classes and all others together."""
+    count = len(classes)
+    row_of = np.full(int(max(labels.max(initial=0), predictions.guess.max(initial=0))) + 1, count)
+    row_of[list(classes)] = range(count)
+    chosen = predictions.is_read() & (predictions.guess >= 0)
+    rows, columns = row_of[labels[chosen]], row_of[predictions.guess[chosen].astype(np.int64)]
+    found = np.bincount(rows * (count + 1) + columns, minlength=(count + 1) ** 2)
+    return found.reshape(count + 1, count + 1)[:count]
+
+
+def suspects(predictions: Predictions) -> list[int]:
+    """Samples that may have a wrong label: its probability is below 50%; the highest loss first.
+
+    Also of training images: with 5% wrong labels, 94% (digits) and 88% (Fashion-MNIST) of as many
+    samples as there were wrong labels were wrong ones. Neighbours of embeddings, and linear models
+    on them that had not seen the label, found 97% and 69 to 83%.
+    """
+    loss = predictions.loss
+    chosen = np.flatnonzero((predictions.guess >= 0) & (loss > math.log(2)))
+    return [int(n) for n in chosen[np.argsort(-loss[chosen], kind="stable")]]
 
 
 def reassessed_top1(predictions: Predictions, labels: Sequence[Sequence[int]]) -> tuple[int, float]:

@@ -1,0 +1,71 @@
+"""Embeddings of images in a file, and images that look alike."""
+
+import csv
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.command_line import Capture, run, shown
+from trainyard.classifier import load
+from trainyard.datasets import near_duplicates as near
+from trainyard.model.adapt import classifier_layers
+
+
+def test_they_are_what_the_classifier_layer_gets(
+    averaged: Path, digits: Path, tmp_path: Path
+) -> None:
+    """One line for each image that can be read, in the order of the paths; also with --flip."""
+    folder = tmp_path / "images"
+    shutil.copytree(digits / "val" / "3", folder)
+    (folder / "bad.png").write_text("no image")
+    file = tmp_path / "e.npz"
+    assert run("predict", averaged, folder, "--embeddings", file, "--flip") == 0
+    found = np.load(file)
+    classifier = load(averaged)
+    paths = sorted(str(path) for path in folder.iterdir() if path.name != "bad.png")
+    assert found["paths"].tolist() == paths
+    (layer,) = classifier_layers(classifier.model)
+    with torch.no_grad():
+        logits = layer(torch.from_numpy(found["vectors"]))
+    assert torch.allclose(logits, classifier.logits(classifier.preprocess(paths)), atol=1e-4)
+    assert found["vectors"].dtype == np.float32
+    flipped = [guesses[0].name for guesses in classifier.predict(paths, flip=True)]
+    assert found["classes"].tolist() == flipped
+
+
+def test_an_image_saved_again_looks_alike(
+    finished: Path, digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = tmp_path / "images"
+    shutil.copytree(digits / "val" / "3", folder)
+    first = min(folder.iterdir())
+    with Image.open(first) as image:
+        image.save(folder / "again.jpg", quality=95)
+    file = tmp_path / "pairs.csv"
+    shown(capsys, "predict", finished, folder, "--duplicates", file, "--similar", 0.5)
+    with open(file, newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert {rows[0]["path_1"], rows[0]["path_2"]} == {str(first), str(folder / "again.jpg")}
+    cosines = [float(row["cosine"]) for row in rows]
+    assert cosines == sorted(cosines, reverse=True) and cosines[-1] >= 0.5
+
+
+@pytest.mark.parametrize("block", [7, 16, 1000])
+def test_blocks_find_the_pairs_of_the_whole(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(near, "_BLOCK", block)
+    vectors = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    vectors[17], vectors[20] = 3 * vectors[4], 0
+    unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
+    rows, columns = np.nonzero(np.triu(unit @ unit.T >= 0.8, 1))
+    found = near.near_duplicates(vectors, 0.8)
+    assert found.numbers[0].tolist() == [4, 17] and found.cosines[0] == pytest.approx(1)
+    assert sorted(map(tuple, found.numbers.tolist())) == list(
+        zip(rows.tolist(), columns.tolist(), strict=True)
+    )
+    monkeypatch.setattr(near, "MOST", 5)
+    best = near.near_duplicates(vectors, 0.8)
+    assert best.cosines.tolist() == found.cosines[:5].tolist()

@@ -1,0 +1,104 @@
+"""A temperature makes confidence the share of right guesses, in every command alike."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from timm import create_model
+from torch.nn import functional as F
+
+from tests.command_line import Capture, newest, shown
+from tests.errors import check, raises, refused
+from trainyard.classifier import load
+from trainyard.run.temperature import best_temperature, divide, load_temperatures
+from trainyard.training.label_scores import LabelScores
+
+
+def scores(logits_NC: torch.Tensor) -> LabelScores:
+    return LabelScores(np.ones(len(logits_NC), np.bool_), logits_NC.T.numpy())
+
+
+def test_the_temperature_of_a_model_that_is_too_sure() -> None:
+    """Labels are drawn from a third of the logits; one image cannot be read, one score is NaN."""
+    generator = torch.Generator().manual_seed(0)
+    logits_NC = 6 * torch.randn(20_000, 5, generator=generator)
+    labels = torch.multinomial((logits_NC / 3).softmax(1), 1, generator=generator)[:, 0]
+    logits_NC[0, 2] = float("nan")
+    said = scores(logits_NC)
+    said.read[1] = False
+    found = best_temperature(said, labels)
+    assert found == pytest.approx(3, rel=0.03)
+    at = [F.cross_entropy(logits_NC[2:] / each, labels[2:]) for each in (0.98, 1, 1.02)]
+    best = [F.cross_entropy(logits_NC[2:] / (found * by), labels[2:]) for by in (0.98, 1, 1.02)]
+    assert best[1] < min(best[0], best[2], *at)
+
+
+def test_a_model_without_errors_is_not_certain() -> None:
+    logits_NC = 3 * F.one_hot(torch.arange(100) % 4).float()
+    found = best_temperature(scores(logits_NC), torch.arange(100) % 4)
+    confidence = (logits_NC / found).softmax(1).amax()
+    assert 0.98 < confidence < 0.995
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "deit_tiny_distilled_patch16_224"])
+def test_logits_are_divided_in_the_classifier(name: str) -> None:
+    model = create_model(name, num_classes=7).eval()
+    images = torch.randn(2, 3, 224 if "224" in name else 160, 224 if "224" in name else 160)
+    before = model(images)
+    divide(model, 2.5)
+    assert torch.allclose(model(images) * 2.5, before, atol=1e-5)
+
+
+@pytest.fixture
+def copied(averaged: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(averaged, tmp_path / "run", symlinks=True))
+
+
+def test_evaluate_fits_and_all_commands_use_it(
+    copied: Path, digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    def result(*arguments: object) -> Any:
+        return json.loads(shown(capsys, "evaluate", copied, *arguments, "--json"))
+
+    before, fitted = result(), result("--temperature")
+    for prefix, weights in (("", ""), ("ema_", "ema")):
+        assert fitted[f"{prefix}top1"] == before[f"{prefix}top1"]
+        assert fitted[f"{prefix}loss"] < before[f"{prefix}loss"]
+        assert fitted[f"{prefix}ece"] < before[f"{prefix}ece"]
+        found = load_temperatures(newest(copied))[weights]
+        assert found == fitted[f"{prefix}temperature"] != 1
+    assert result() == fitted
+    lines = tmp_path / "said.csv"
+    result("--predictions", lines)
+    expected = {row.split(",")[3]: row.split(",") for row in lines.read_text().splitlines()}
+    classifier = load(copied, ema=True)
+    assert classifier.temperature == fitted["ema_temperature"]
+    files = sorted(map(str, (digits / "val" / "3").iterdir()))
+    for file, (first, *_) in zip(files, classifier.predict(files), strict=True):
+        assert first.probability == pytest.approx(float(expected[file][7]), abs=2e-6)
+    shown(capsys, "export", copied, tmp_path / "model.safetensors", "--ema")
+    card = (tmp_path / "model.safetensors.md").read_text()
+    assert f"divided by {fitted['ema_temperature']}" in card
+    assert result("--no-temperature") == before == result()
+    assert load_temperatures(newest(copied)) == {}
+
+
+def test_other_weights_keep_theirs(copied: Path, capsys: Capture) -> None:
+    shown(capsys, "evaluate", copied, "--ema", "--temperature")
+    before = load_temperatures(newest(copied))
+    assert list(before) == ["ema"]
+    shown(capsys, "evaluate", copied, "--no-ema", "--temperature")
+    assert load_temperatures(newest(copied)).items() > before.items()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"": "x"}', '{"": 1e9}', '{"": NaN}'])
+def test_a_damaged_file_is_named(text: str, copied: Path) -> None:
+    path = newest(copied).resolve() / "temperature.json"
+    path.write_text(text)
+    with raises("temperature.damaged", path=path):
+        load(copied)
+    check(refused("evaluate", copied), "temperature.damaged", path=path)

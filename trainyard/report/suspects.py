@@ -1,0 +1,83 @@
+"""A section on images that may have a wrong label, from the file of `evaluate --suspects`."""
+
+import csv
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainyard.data.index.build import open_index
+from trainyard.errors import InputError
+from trainyard.report.markup import Html, about, join, tag
+from trainyard.report.pictures import Album
+from trainyard.report.predictions import Section, line, tile
+from trainyard.report.runs import Run
+
+_SHOWN = 48
+
+
+class _Suspect(NamedTuple):
+    data: str
+    sample: int
+    label: str
+    guess: str
+    confidence: float
+    loss: float
+
+
+def suspects_section(path: Path, run: Run) -> Section:
+    """The first images of the file, with pictures if their data is at hand.
+
+    InputError if the file is none that `evaluate --suspects` writes.
+    """
+    found, count = _read(path)
+    exif = bool(run.recipe.get("data.exif", False))
+    album = _album(found[0].data, exif) if found else Album()
+    album.load(one.sample for one in found)
+    text = (
+        f"The model gives the label of {count:,} images a probability below 50%. Shown are the "
+        f"{len(found)} with the highest loss. Look at each before you change it."
+    )
+    tiles = [
+        tile(
+            album,
+            one.sample,
+            f"{one.label}, perhaps {one.guess}",
+            line("is ", one.label),
+            line("perhaps ", one.guess, class_="wrong"),
+            tag("p", f"{one.confidence:.0%} sure, loss {one.loss:.2f}", class_="detail"),
+        )
+        for one in found
+    ]
+    note: Html | None = tag("p", album.why_none, class_="note") if album.why_none else None
+    content = join(about(text), note, tag("ul", *tiles, class_="tiles"))
+    return "suspects", "Likely wrong labels", content
+
+
+def _read(path: Path) -> tuple[list[_Suspect], int]:
+    """The first suspects, and the number of all."""
+    try:
+        with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
+            rows = csv.DictReader(file)
+            found = [_suspect(row) for row in islice(rows, _SHOWN)]
+            return found, len(found) + sum(1 for _ in rows)
+    except (OSError, csv.Error, KeyError, TypeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or f"it has no {error}"
+        raise InputError("report.suspects-unreadable", path=path, reason=reason) from None
+
+
+def _suspect(row: dict[str, Any]) -> _Suspect:
+    return _Suspect(
+        data=row["data"],
+        sample=int(row["sample"]),
+        label=row["class"],
+        guess=row["guess"],
+        confidence=float(row["confidence"]),
+        loss=float(row["loss"]),
+    )
+
+
+def _album(data: str, exif: bool) -> Album:
+    try:
+        return Album(open_index(data, lambda *_: None), exif=exif)
+    except (InputError, OSError) as error:
+        return Album(why_none=f"The images are not at hand here ({error}).")

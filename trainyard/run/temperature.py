@@ -1,0 +1,177 @@
+"""Temperature scaling: logits are divided by a number, so that confidence is the share of hits.
+
+It is fitted on validation data (Guo et al. 2017, "On Calibration of Modern Neural Networks"), lies
+beside the weights, temperature.json of a checkpoint, and becomes part of the classifier layer.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from trainyard.config import RunConfig
+from trainyard.data.batch import Batch
+from trainyard.data.feeds import Feeds
+from trainyard.data.index.table import Index
+from trainyard.errors import CheckpointError, InputError
+from trainyard.files import read_json, write_text
+from trainyard.image_size import height_width
+from trainyard.model.adapt import classifier_keys
+from trainyard.monitor.progress import counter
+from trainyard.training.evaluate import score_labels
+from trainyard.training.label_scores import LabelScores
+from trainyard.training.precision import AUTOCASTS
+from trainyard.world import together
+
+_FILE = "temperature.json"
+_LOW, _HIGH = 0.05, 20.0
+_STEPS = 24  # of bisection: the temperature is exact to a part in a million
+
+Temperatures = dict[str, float]
+"""By the name of the weights; see averages.py."""
+
+
+def load_temperatures(checkpoint: Path) -> Temperatures:
+    """Those of a checkpoint; empty if none was fitted. CheckpointError for a damaged file."""
+    path = checkpoint / _FILE
+    if not path.exists():
+        return {}
+    try:
+        found = {name: float(value) for name, value in read_json(path).items()}
+        if not all(_LOW <= value <= _HIGH for value in found.values()):
+            raise ValueError(f"a temperature is not between {_LOW} and {_HIGH:g}")
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError("temperature.damaged", path=path, reason=str(error)) from None
+    return found
+
+
+def save_temperatures(checkpoint: Path, temperatures: Temperatures) -> None:
+    """Keep them in a checkpoint, beside those of other weights; without any, remove all.
+
+    InputError if that fails.
+    """
+    path = checkpoint / _FILE
+    try:
+        if not temperatures:
+            path.unlink(missing_ok=True)
+            return
+        write_text(path, json.dumps(load_temperatures(checkpoint) | temperatures))
+    except OSError as error:
+        raise InputError("file.unwritable", path=path, reason=error.strerror) from None
+
+
+def divide(model: nn.Module, temperature: float) -> None:
+    """Make a model's logits those of before, divided by the temperature."""
+    weights = model.state_dict()
+    for key in classifier_keys(model) if temperature != 1 else ():
+        weights[key].div_(temperature)  # the model's own memory
+
+
+def calibrate(
+    config: RunConfig,
+    feeds: Feeds,
+    index: Index,
+    models: Mapping[str, nn.Module],
+    *,
+    checkpoint: Path,
+    fit: bool | None,
+    numbers: Sequence[int] | None,
+    console: Console,
+) -> Temperatures:
+    """Divide the logits of models, weights of a checkpoint by name, by their temperatures.
+
+    `fit`: True fits and keeps them, False removes those that are kept, None takes those. `numbers`
+    are the logits to keep, None for all. All ranks call.
+    """
+    world = feeds.world
+    with together(world):
+        if fit is False and world.is_first:
+            save_temperatures(checkpoint, {})
+        found = load_temperatures(checkpoint) if fit is None else {}
+        for model in models.values() if fit else ():
+            _check_linear(config, model, feeds.device)
+        if fit and index.lists is not None:
+            raise InputError("temperature.label-lists")
+    if fit:
+        scores = _scores(config, feeds, index, models, numbers=numbers, console=console)
+        labels = torch.from_numpy(np.asarray(index.label, np.int64))
+        found = {name: best_temperature(scores[name], labels) for name in models}
+        with together(world):
+            if world.is_first:
+                save_temperatures(checkpoint, found)
+    found = {name: found[name] for name in models if name in found}
+    for name, temperature in found.items():
+        divide(models[name], temperature)
+    return found
+
+
+def _scores(
+    config: RunConfig,
+    feeds: Feeds,
+    index: Index,
+    models: Mapping[str, nn.Module],
+    *,
+    numbers: Sequence[int] | None,
+    console: Console,
+) -> dict[str, LabelScores]:
+    """All logits of all images: 4 bytes of memory for each image, class and model."""
+    with (
+        counter(console, "fitting the temperature", len(index)) as show,
+        feeds.evaluation(index) as feed,
+    ):
+        return score_labels(
+            models,
+            counted(feed, config.batch.size, len(index), lambda _, count: show(count)),
+            num_samples=len(index),
+            world=feeds.world,
+            device=feeds.device,
+            precision=AUTOCASTS[config.batch.precision],
+            columns=None if numbers is None else torch.tensor(numbers, device=feeds.device),
+        )
+
+
+def best_temperature(scores: LabelScores, labels: Tensor) -> float:
+    """The temperature with the lowest mean cross-entropy, by bisection of its derivative.
+
+    Targets are smoothed by 1 / (n + 2), as in Platt 1999, or else the best temperature of a model
+    without errors would be 0. `labels`: int64[samples].
+    """
+    logits_NC = torch.from_numpy(scores.logits).T
+    chosen = torch.from_numpy(scores.read) & logits_NC.isfinite().all(dim=1)
+    logits_NC, labels = logits_NC[chosen], labels[chosen]
+    smoothing = 1 / (len(labels) + 2)
+    own = logits_NC.gather(1, labels[:, None]).mean()
+    wanted = (1 - smoothing) * own + smoothing * logits_NC.mean()
+    low, high, middle = _LOW, _HIGH, 1.0
+    for _ in range(_STEPS):
+        middle = (low * high) ** 0.5
+        found = ((logits_NC / middle).softmax(dim=1) * logits_NC).sum(dim=1).mean()
+        low, high = (middle, high) if bool(found > wanted) else (low, middle)
+    return round(middle, 4)
+
+
+def _check_linear(config: RunConfig, model: nn.Module, device: torch.device) -> None:
+    """InputError unless dividing the classifier's tensors divides the logits."""
+    size = height_width(config.data.eval_size or config.data.image_size)
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(1, config.data.channels, *size, generator=generator).to(device)
+    divided = deepcopy(model).eval()
+    with torch.no_grad():
+        before = divided(image)
+        divide(divided, 2.0)
+        if not torch.allclose(2 * divided(image), before, rtol=1e-3, atol=1e-4):
+            raise InputError("temperature.not-linear", name=config.model.name)
+
+
+def counted(
+    feed: Iterable[Batch], size: int, total: int, on_batch: Callable[[Batch, int], None]
+) -> Iterator[Batch]:
+    """The batches; `on_batch` gets each before, with the number of samples started so far."""
+    for number, batch in enumerate(feed, start=1):
+        on_batch(batch, min(number * size, total))
+        yield batch
