@@ -63,6 +63,9 @@ class LengthConfig(Section):
     """Value of an evaluation that decides the best checkpoint, the higher of the weights and their
     moving average. balanced_accuracy: mean accuracy of the classes; macro_f1: mean F1 of the
     classes. With lists of labels: map, the mean average precision; micro_f1 or macro_f1."""
+    patience: int | None = Field(None, ge=1)
+    """End the run after this many evaluations in a row without a better value of best_by. Rates
+    follow `length` all the same."""
     save_every: Interval = "10 minutes"
     """Time or steps between checkpoints, besides the best and the last: a killed run loses at most
     this much. "0 steps": never."""

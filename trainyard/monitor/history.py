@@ -7,6 +7,9 @@ from trainyard.errors import InputError
 from trainyard.files import json_object
 from trainyard.monitor.reports import Report
 
+ENDED_EARLY = "ended early"
+"""The event of a run that ends by run.patience."""
+
 
 class History(NamedTuple):
     """Reports by kind. If a step was repeated, after a kill or a rollback, the later one counts."""

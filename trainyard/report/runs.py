@@ -13,7 +13,7 @@ from trainyard.compare import PRACTICAL
 from trainyard.course import amount_of
 from trainyard.errors import DataError, InputError
 from trainyard.files import RunDirectory, check_run, json_object, read_json
-from trainyard.monitor.history import History, read_history
+from trainyard.monitor.history import ENDED_EARLY, History, read_history
 from trainyard.monitor.reports import Report
 from trainyard.training.recorded import Recorded, load_recorded
 
@@ -70,6 +70,12 @@ class Run:
             return min(done[unit] / float(amount), 1.0)
         except (KeyError, ZeroDivisionError):
             return None
+
+    @property
+    def ended_early(self) -> bool:
+        """True if the run has ended by run.patience."""
+        ends = [event for event in self.history.events if event.get("event") == ENDED_EARLY]
+        return bool(ends) and bool(ends[-1]["step"] == self.steps)
 
     def best(self, key: str) -> Report | None:
         """The evaluation with the highest `key`; the first if several are equal."""

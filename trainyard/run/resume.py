@@ -249,7 +249,8 @@ def resume(
     with together(world):
         note = checkpoint.load_checkpoint(state, path)
         if path.parent.resolve() != folder.checkpoints.resolve():
-            state.last, state.best = {}, {}  # of another run, whose checkpoints are not here
+            # Of another run, whose checkpoints are not here.
+            state.last, state.best, state.stale = {}, {}, 0
         if world.is_first:
             saver.point_best(folder.checkpoints, state.best.get("step", 0))
     replicas = "1 replica" if world.size == 1 else f"{world.size} replicas"
