@@ -25,6 +25,7 @@ from trainyard.cli import (
     predict,
     recipes,
     report,
+    runs,
     train,
 )
 from trainyard.data.storage.credentials import without_secrets
@@ -119,7 +120,7 @@ def _startup_line(options: argparse.Namespace) -> str | None:
     if options.command == "data" and options.action != "serve":
         place = getattr(options, "location", None) or getattr(options, "source", None)
         return f"reading {printable(place)}" if place else "writing"
-    return "reading" if options.command == "report" else None
+    return "reading" if options.command in ("report", "runs") else None
 
 
 def _path_error(error: Exception) -> TrainyardError | None:
@@ -269,6 +270,7 @@ def _parser() -> argparse.ArgumentParser:
         ("predict", predict, "the classes that a run or checkpoint gives to images"),
         ("export", export, "a run or checkpoint for timm, ONNX or torch.export"),
         ("report", report, "a run, or several, as one HTML file"),
+        ("runs", runs, "a table of the runs below a folder"),
         ("estimate", estimate, "hours, memory and cost of a run before it starts"),
         ("doctor", doctor, "are machines, network, disks and data fit to train"),
         ("bench", bench, "images per second of this machine, and what bounds them"),

@@ -100,6 +100,29 @@ def read_runs(folders: list[Path]) -> list[Run]:
     return [_read(folder, name) for folder, name in zip(folders, names, strict=True)]
 
 
+def read_brief(path: Path, name: str) -> Run:
+    """A run without its predictions, classes, parameters, and all training reports but the last.
+
+    InputError for a folder that is no run directory, or for a file that is not Trainyard's.
+    """
+    check_run(path)
+    folder = RunDirectory(path)
+    has_reports = folder.metrics.exists()
+    text = folder.recipe.read_text("utf-8", "replace") if folder.recipe.exists() else ""
+    return Run(
+        folder=folder,
+        name=name,
+        history=read_history(folder.metrics, is_brief=True) if has_reports else History([], [], []),
+        recipe_text=text,
+        recipe=_flat(folder.recipe, text),
+        environment=_json(folder.environment),
+        quarantine=[],
+        recorded=None,
+        classes=(),
+        parameters=None,
+    )
+
+
 def _names(paths: list[Path]) -> list[str]:
     """The last parts of each path, as many as make all names unique."""
     most = max(len(path.parts) for path in paths)

@@ -42,6 +42,7 @@ from trainyard.world import World, gather, together
 _NOT_FINITE = "the gradient was not finite for many updates running"
 _PATIENCE_S = 300  # for ranks of a lost launcher to end before new ones start
 _AGAIN_S = 1.0
+_LOOK_S = 0.1  # for `trainyard runs`, which takes a lock for a moment to see whether it is held
 _ROOM = 200  # bytes for the paths in a run directory: the first save would be too late to find out
 
 
@@ -175,13 +176,16 @@ def _lock(folder: RunDirectory) -> int:
 
 def _has_locked(lock: int) -> bool:
     """False if another process holds the lock; True on a file system without locks."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
+    for patience_s in (_LOOK_S, 0):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(patience_s)
+        except OSError:
+            return True
+        else:
+            return True
+    return False
 
 
 def _has_begun(folder: RunDirectory) -> bool:

@@ -1,6 +1,6 @@
 """A run on this rank: the loop, and what it does between steps."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -12,12 +12,13 @@ from trainyard.config import RunConfig
 from trainyard.course import Due, seconds_of
 from trainyard.data.batch import Batch
 from trainyard.data.device.join import passes_are_over
+from trainyard.data.storage.credentials import without_secrets
 from trainyard.distributed import Watchdog, init_distributed
-from trainyard.errors import Stopped
+from trainyard.errors import Stopped, TrainyardError
 from trainyard.files import RunDirectory
 from trainyard.monitor.devices import peak_flops
 from trainyard.monitor.eta import Eta
-from trainyard.monitor.history import ENDED_EARLY, score
+from trainyard.monitor.history import ENDED_EARLY, FAILED, score
 from trainyard.monitor.meters import Meter
 from trainyard.monitor.outcome import Outcome, without_better
 from trainyard.monitor.profiler import profiling
@@ -77,7 +78,26 @@ def train_joined(
         open_loggers(config, folder, parts.course, check, world=world, console=console) as sinks,
     ):
         watchdog.write_to(folder.stacks)
-        return sinks.concluded(Trainer(parts, sinks, watchdog).train())
+        trainer = Trainer(parts, sinks, watchdog)
+        with _recording_failure(trainer.report, folder, check, world.is_first):
+            return sinks.concluded(trainer.train())
+
+
+@contextmanager
+def _recording_failure(
+    report: Reporter, folder: RunDirectory, check: Callable[[], None], is_first: bool
+) -> Iterator[None]:
+    """Inside, an error becomes an event in metrics.jsonl, for whoever asks why a run has ended."""
+    try:
+        yield
+    except Exception as error:
+        text = str(error) if isinstance(error, TrainyardError | OSError) else repr(error)
+        if is_first:
+            # The disk may be full, and the directory another run's by now.
+            with suppress(OSError, TrainyardError):
+                write = JsonLinesSink(folder.metrics, check).write
+                replace(report, write=write).warn(FAILED[0], without_secrets(text))
+        raise
 
 
 class Trainer:
