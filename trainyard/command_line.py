@@ -26,6 +26,7 @@ from trainyard.cli import (
     recipes,
     report,
     runs,
+    sweep,
     train,
 )
 from trainyard.data.storage.credentials import without_secrets
@@ -49,8 +50,8 @@ _LIMITS = {
     "No usable temporary directory": "set TMPDIR to a folder that can be written",
 }
 """Remedies by the text of a system error, whose number torch and importlib drop."""
-_RUNS = ("train", "launch")
-_LOAD_TORCH = ("train", "evaluate", "predict", "export", "estimate", "doctor", "bench")
+_RUNS = ("train", "launch", "sweep")
+_LOAD_TORCH = ("train", "sweep", "evaluate", "predict", "export", "estimate", "doctor", "bench")
 _OVERRIDE = re.compile(r"--(\w+\.\w+)(?:=(.*))?", re.DOTALL)
 
 
@@ -266,6 +267,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, module, help_text in (
         ("train", train, "train a recipe, or go on with a run"),
         ("launch", launch, "train a recipe on several replicas"),
+        ("sweep", sweep, "train a recipe with several values of its keys, and compare"),
         ("evaluate", evaluate, "accuracy of a run or checkpoint on validation data"),
         ("predict", predict, "the classes that a run or checkpoint gives to images"),
         ("export", export, "a run or checkpoint for timm, ONNX or torch.export"),

@@ -371,6 +371,12 @@ def all_keys() -> dict[str, Any]:
     }
 
 
+def is_list(key: str) -> bool:
+    """True for a key whose values are lists alone."""
+    field = all_keys().get(key)
+    return field is not None and get_origin(field.annotation) is tuple
+
+
 def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     """The keys of a recipe file, over those of the recipe that it extends."""
     if path in seen:

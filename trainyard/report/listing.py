@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -60,12 +60,17 @@ def list_runs(folder: Path, order: str = "best") -> list[Row]:
     rows = [_row(path, _name(path, folder)) for path in _runs_below(folder)]
     if not rows:
         raise InputError("run.none-below", path=folder)
+    return sorted_rows(rows, order)
+
+
+def sorted_rows(rows: Iterable[Row], order: str = "best") -> list[Row]:
+    """Rows in one of the orders of `list_runs`; equal ones by name."""
+    by_name = sorted(rows, key=lambda row: row.name)
     if order == "changed":
-        return sorted(rows, key=lambda row: (-row.changed, row.name))
+        return sorted(by_name, key=lambda row: row.changed, reverse=True)
     if order == "best":
-        rows.sort(key=lambda row: row.name)
-        return sorted(rows, key=lambda row: -1.0 if row.best is None else row.best, reverse=True)
-    return sorted(rows, key=lambda row: row.name)
+        return sorted(by_name, key=lambda row: -1.0 if row.best is None else row.best, reverse=True)
+    return by_name
 
 
 def _runs_below(folder: Path, depth: int = _DEPTH) -> Iterator[Path]:
