@@ -199,12 +199,13 @@ def _has_begun(folder: RunDirectory) -> bool:
 
 def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
     option = f"--run.resume {shlex.quote(str(folder.path))}"
+    new = shlex.quote(f"{folder.path}-more")
     if not folder.recipe.exists():
         raise CheckpointError("run.recipe-missing", path=folder.recipe, option=option)
     changed = differences(load_recipe(str(folder.recipe)), config)
     if changed:
         is_longer = any(change.startswith("run.length: ") for change in changed)
-        hint = f"; to train on from its end, add {option}" if is_longer else ""
+        hint = f"; to train on from its end: --run {new} {option}" if is_longer else ""
         raise CheckpointError(
             "run.recipe-differs",
             path=folder.path,
