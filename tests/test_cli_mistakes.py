@@ -400,7 +400,7 @@ def test_a_run_directory_of_another_recipe(finished: Path, train: tuple[object, 
     assert set(str(error.fields["changes"]).split("; ")) == changes
     error = refused(*train, finished, "--run.length", "4 steps")
     check(error, "run.recipe-differs", path=finished)
-    assert f"--run.resume {finished}" in str(error.fields["hint"])
+    assert f"--run {finished}-more --run.resume {finished}" in str(error.fields["hint"])
 
 
 def test_a_run_directory_of_other_data(finished: Path, digits: Path, tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from trainyard.cli import (
     predict,
     recipes,
     report,
+    runs,
+    sweep,
     train,
 )
 from trainyard.data.storage.credentials import without_secrets
@@ -48,8 +50,8 @@ _LIMITS = {
     "No usable temporary directory": "set TMPDIR to a folder that can be written",
 }
 """Remedies by the text of a system error, whose number torch and importlib drop."""
-_RUNS = ("train", "launch")
-_LOAD_TORCH = ("train", "evaluate", "predict", "export", "estimate", "doctor", "bench")
+_RUNS = ("train", "launch", "sweep")
+_LOAD_TORCH = ("train", "sweep", "evaluate", "predict", "export", "estimate", "doctor", "bench")
 _OVERRIDE = re.compile(r"--(\w+\.\w+)(?:=(.*))?", re.DOTALL)
 
 
@@ -119,7 +121,7 @@ def _startup_line(options: argparse.Namespace) -> str | None:
     if options.command == "data" and options.action != "serve":
         place = getattr(options, "location", None) or getattr(options, "source", None)
         return f"reading {printable(place)}" if place else "writing"
-    return "reading" if options.command == "report" else None
+    return "reading" if options.command in ("report", "runs") else None
 
 
 def _path_error(error: Exception) -> TrainyardError | None:
@@ -265,10 +267,12 @@ def _parser() -> argparse.ArgumentParser:
     for name, module, help_text in (
         ("train", train, "train a recipe, or go on with a run"),
         ("launch", launch, "train a recipe on several replicas"),
+        ("sweep", sweep, "train a recipe with several values of its keys, and compare"),
         ("evaluate", evaluate, "accuracy of a run or checkpoint on validation data"),
         ("predict", predict, "the classes that a run or checkpoint gives to images"),
         ("export", export, "a run or checkpoint for timm, ONNX or torch.export"),
         ("report", report, "a run, or several, as one HTML file"),
+        ("runs", runs, "a table of the runs below a folder"),
         ("estimate", estimate, "hours, memory and cost of a run before it starts"),
         ("doctor", doctor, "are machines, network, disks and data fit to train"),
         ("bench", bench, "images per second of this machine, and what bounds them"),

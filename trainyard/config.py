@@ -63,6 +63,9 @@ class LengthConfig(Section):
     """Value of an evaluation that decides the best checkpoint, the higher of the weights and their
     moving average. balanced_accuracy: mean accuracy of the classes; macro_f1: mean F1 of the
     classes. With lists of labels: map, the mean average precision; micro_f1 or macro_f1."""
+    patience: int | None = Field(None, ge=1)
+    """End the run after this many evaluations in a row without a better value of best_by. Rates
+    follow `length` all the same."""
     save_every: Interval = "10 minutes"
     """Time or steps between checkpoints, besides the best and the last: a killed run loses at most
     this much. "0 steps": never."""
@@ -366,6 +369,12 @@ def all_keys() -> dict[str, Any]:
         for section, part in RunConfig.model_fields.items()
         for key, field in part.annotation.model_fields.items()  # type: ignore[union-attr]
     }
+
+
+def is_list(key: str) -> bool:
+    """True for a key whose values are lists alone."""
+    field = all_keys().get(key)
+    return field is not None and get_origin(field.annotation) is tuple
 
 
 def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Atomic files, disk errors, checksums, and the layout of a run directory."""
 
 import errno
+import fcntl
 import glob
 import hashlib
 import json
@@ -280,6 +281,21 @@ def _drop_partial_line(path: Path) -> None:
         file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
 
 
+def is_locked(path: Path) -> bool:
+    """True if a process holds the lock of a run directory; False where that cannot be known."""
+    try:
+        fd = open_own(path, os.O_RDONLY)
+    except (OSError, InputError):
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for this moment alone
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    finally:
+        os.close(fd)
+    return False
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """The files of one run."""
@@ -335,15 +351,16 @@ def check_files(folder: Path) -> None:
 def check_run(folder: Path) -> None:
     """InputError if a folder is no run directory; a run need not have a checkpoint yet."""
     check_files(folder)
-    if _is_run(folder):
+    if is_run(folder):
         return
     inside = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    runs = [name for name in inside if _is_run(folder / name)]
+    runs = [name for name in inside if is_run(folder / name)]
     hint = f"; its folders are: did you mean {folder}/*?" if runs else ""
     raise InputError("run.not-a-run-directory", path=folder, hint=hint)
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
+    """True for a folder with the files of a run."""
     run = RunDirectory(folder)
     return run.recipe.is_file() or run.metrics.is_file()
 

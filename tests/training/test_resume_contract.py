@@ -106,6 +106,10 @@ RUNS = {
     "weights": Run({"data.train": "['FOLDER/low','FOLDER/high']", "data.weights": "1.5,0.5"}),
     "one mixing per batch, from a teacher": Run(PER_BATCH),
     "one mixing per sample, bce": Run(PER_SAMPLE),
+    # The first evaluation is the best: updates 13 to 24 are not made.
+    "out of patience": Run(
+        {"optim.lr": "1e-12", "run.eval_every": "4 steps", "run.patience": "2"}, (11, 6, 9, 10), 12
+    ),
     "phases": Run(test_phases.CHANGING, at=(13, 10, 18, 23)),
     "a stream": Run(STREAM, at=(9, 7, 14, 7), num_steps=16),
     # A look at step 30 finds 8 updates skipped, and leads back to step 20.

@@ -4,7 +4,7 @@ import io
 import math
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -68,10 +68,27 @@ def save_sheet(path: Path, sheet: Image.Image) -> None:
         file.write(buffer.getvalue())
 
 
+class Tile(NamedTuple):
+    picture: Image.Image | str
+    """An image, or the reason why there is none."""
+    name: str
+    detail: str
+
+
 def contact_sheet(index: Index, samples: Ids, columns: int, title: Sequence[str]) -> Image.Image:
     """The samples as tiles with their classes and ids, 1 to 2 megapixels; `title` is two lines."""
-    columns = max(1, min(columns, len(samples)))
-    rows = max(1, -(-len(samples) // columns))
+    contents = read_ahead(Reader(index), samples)
+    each = zip(samples.tolist(), contents, strict=True)
+    tiles = (stored_tile(index, sample, content) for sample, content in each)
+    return sheet_of(tiles, columns, title, count=len(samples))
+
+
+def sheet_of(
+    tiles: Iterable[Tile], columns: int, title: Sequence[str], *, count: int
+) -> Image.Image:
+    """`count` tiles as a sheet of 1 to 2 megapixels, row by row; `title` is two lines."""
+    columns = max(1, min(columns, count))
+    rows = max(1, -(-count // columns))
     style = _style(rows, columns)
     width = 2 * _MARGIN + columns * (style.side + _GAP) - _GAP
     height = _MARGIN + _HEAD + rows * (style.side + style.caption + _GAP) - _GAP + _MARGIN
@@ -81,12 +98,11 @@ def contact_sheet(index: Index, samples: Ids, columns: int, title: Sequence[str]
         font = ImageFont.load_default(size)
         text = shortened(line, font, width - 2 * _MARGIN)
         draw.text((_MARGIN, _MARGIN - 4 + y), text, ink, font)
-    contents = read_ahead(Reader(index), samples)
-    for position, (sample, content) in enumerate(zip(samples.tolist(), contents, strict=True)):
+    for position, tile in enumerate(tiles):
         row, column = divmod(position, columns)
         left = _MARGIN + column * (style.side + _GAP)
         top = _MARGIN + _HEAD + row * (style.side + style.caption + _GAP)
-        sheet.paste(_tile(index, sample, content, style), (left, top))
+        sheet.paste(_drawn(tile, style), (left, top))
     return sheet
 
 
@@ -105,25 +121,30 @@ def _style(rows: int, columns: int) -> _Style:
     return _Style(side, 2 * size + 14, name, detail)
 
 
-def _tile(index: Index, sample: int, content: bytes | OSError, style: _Style) -> Image.Image:
-    tile = Image.new("RGB", (style.side, style.side + style.caption), _PAPER)
-    draw = ImageDraw.Draw(tile)
-    draw.rectangle((0, 0, style.side - 1, style.side - 1), _GROUND)
-    detail = f"#{sample}"
+def stored_tile(index: Index, sample: int, content: bytes | OSError) -> Tile:
+    """The tile of a stored image with its classes, id and size."""
+    name, detail = ", ".join(index.class_names(sample)), f"#{sample}"
     try:
         image = _decoded(content)
     except (OSError, BadImageError) as error:
-        _cross(draw, str(error), style)
+        return Tile(str(error), name, detail)
+    return Tile(image, name, f"{detail}  ·  {image.width} x {image.height}")
+
+
+def _drawn(tile: Tile, style: _Style) -> Image.Image:
+    drawn = Image.new("RGB", (style.side, style.side + style.caption), _PAPER)
+    draw = ImageDraw.Draw(drawn)
+    draw.rectangle((0, 0, style.side - 1, style.side - 1), _GROUND)
+    if isinstance(tile.picture, str):
+        _cross(draw, tile.picture, style)
     else:
-        detail += f"  ·  {image.width} x {image.height}"
-        image = _fitted(image, style.side)
-        tile.paste(image, ((style.side - image.width) // 2, (style.side - image.height) // 2))
-    name = ", ".join(index.class_names(sample))
+        image = _fitted(tile.picture, style.side)
+        drawn.paste(image, ((style.side - image.width) // 2, (style.side - image.height) // 2))
     top = style.side + 5
-    draw.text((0, top), shortened(name, style.name, style.side), _INK, style.name)
+    draw.text((0, top), shortened(tile.name, style.name, style.side), _INK, style.name)
     top += round(style.caption / 2) - 3
-    draw.text((0, top), shortened(detail, style.detail, style.side), _FAINT, style.detail)
-    return tile
+    draw.text((0, top), shortened(tile.detail, style.detail, style.side), _FAINT, style.detail)
+    return drawn
 
 
 def _decoded(content: bytes | OSError) -> Image.Image:

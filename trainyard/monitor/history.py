@@ -7,6 +7,12 @@ from trainyard.errors import InputError
 from trainyard.files import json_object
 from trainyard.monitor.reports import Report
 
+ENDED_EARLY = "ended early"
+"""The event of a run that ends by run.patience."""
+FAILED = ("failed", "rank hangs", "rank gone")
+"""The events of a run that ends by an error, as far as it can be written down."""
+_TRAINING = '{"kind": "train"'  # the beginning of a line
+
 
 class History(NamedTuple):
     """Reports by kind. If a step was repeated, after a kill or a rollback, the later one counts."""
@@ -25,19 +31,24 @@ def score(evaluation: Report, by: str) -> float:
     return max((float(value) for value in values if isinstance(value, int | float)), default=-1.0)
 
 
-def read_history(metrics: Path) -> History:
+def read_history(metrics: Path, *, is_brief: bool = False) -> History:
     """InputError if the file is missing or a line is not one of Trainyard's reports.
 
-    An incomplete last line is ignored, as it is still being written.
+    An incomplete last line is ignored, as it is still being written. `is_brief`: of the training
+    reports, which are nearly all, the last alone.
     """
-    history = History([], [], [])
+    history, skipped = History([], [], []), ("", 0)
     try:
         with open(metrics, encoding="utf-8", errors="replace") as lines:
             for number, line in enumerate(lines, start=1):
-                if line.endswith("\n"):
+                if is_brief and line.startswith(_TRAINING):
+                    skipped = (line, number) if line.endswith("\n") else skipped
+                elif line.endswith("\n"):
                     _add(history, _parsed(line, metrics, number))
     except OSError as error:
         raise InputError("file.unreadable", path=metrics, reason=error.strerror) from None
+    if skipped[0]:
+        _add(history, _parsed(skipped[0], metrics, skipped[1]))
     return history
 
 

@@ -18,6 +18,11 @@ METRICS = {
 """Names of the values of an evaluation, by their keys."""
 
 
+def without_better(stale: int, best_by: str) -> str:
+    """Why a run ends early, in words, after `stale` evaluations without a better one."""
+    return f"no better {METRICS[best_by]} in {stale} evaluation{'s' * (stale > 1)} (run.patience)"
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The result of a run."""
@@ -31,6 +36,8 @@ class Outcome:
     best_by: str = "top1"
     was_complete: bool = False
     """True if there was nothing left to train."""
+    stale: int = 0
+    """Evaluations without a better one, if the run has ended by run.patience."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"stopped": self.stopped.__name__ if self.stopped else None}
@@ -44,6 +51,8 @@ class Outcome:
             f"{METRICS[self.best_by]} {score(self.last, self.best_by):.2%} "
             f"(best {score(self.best, self.best_by):.2%} at step {self.best['step']:,}) in {time}"
         )
+        if self.stale:
+            result += f", with {without_better(self.stale, self.best_by)}"
         if self.was_complete:
             return f"{self.run} is complete already: {result}"
         return f"{result}; the run is in {self.run}"

@@ -51,6 +51,7 @@ def _notes(run: Run, is_named: bool) -> list[str]:
 def _cards(run: Run) -> Html:
     speed, share = _speed(run), run.share_done()
     done = f", {share:.0%} of the run" if share is not None and share < 1 else ""
+    done = ", ended early" if run.ended_early else done
     size = run.parameters
     model = str(run.recipe.get("model.name", "of the model"))
     cards = [

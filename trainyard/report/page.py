@@ -145,6 +145,8 @@ def _state(run: Run) -> str:
     share = run.share_done()
     if not run.steps:
         return "no reports yet"
+    if run.ended_early:
+        return "complete, ended early"
     if share is not None and share >= 1:
         return "complete"
     last = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.folder.metrics.stat().st_mtime))

@@ -13,7 +13,7 @@ from trainyard.compare import PRACTICAL
 from trainyard.course import amount_of
 from trainyard.errors import DataError, InputError
 from trainyard.files import RunDirectory, check_run, json_object, read_json
-from trainyard.monitor.history import History, read_history
+from trainyard.monitor.history import ENDED_EARLY, History, read_history
 from trainyard.monitor.reports import Report
 from trainyard.training.recorded import Recorded, load_recorded
 
@@ -71,6 +71,12 @@ class Run:
         except (KeyError, ZeroDivisionError):
             return None
 
+    @property
+    def ended_early(self) -> bool:
+        """True if the run has ended by run.patience."""
+        ends = [event for event in self.history.events if event.get("event") == ENDED_EARLY]
+        return bool(ends) and bool(ends[-1]["step"] == self.steps)
+
     def best(self, key: str) -> Report | None:
         """The evaluation with the highest `key`; the first if several are equal."""
         found = [report for report in self.history.val if number(report, key) is not None]
@@ -92,6 +98,29 @@ def read_runs(folders: list[Path]) -> list[Run]:
         twice = next(name for name in names if names.count(name) > 1)
         raise InputError("report.run-given-twice", name=twice)
     return [_read(folder, name) for folder, name in zip(folders, names, strict=True)]
+
+
+def read_brief(path: Path, name: str) -> Run:
+    """A run without its predictions, classes, parameters, and all training reports but the last.
+
+    InputError for a folder that is no run directory, or for a file that is not Trainyard's.
+    """
+    check_run(path)
+    folder = RunDirectory(path)
+    has_reports = folder.metrics.exists()
+    text = folder.recipe.read_text("utf-8", "replace") if folder.recipe.exists() else ""
+    return Run(
+        folder=folder,
+        name=name,
+        history=read_history(folder.metrics, is_brief=True) if has_reports else History([], [], []),
+        recipe_text=text,
+        recipe=_flat(folder.recipe, text),
+        environment=_json(folder.environment),
+        quarantine=[],
+        recorded=None,
+        classes=(),
+        parameters=None,
+    )
 
 
 def _names(paths: list[Path]) -> list[str]:

@@ -17,6 +17,7 @@ from trainyard.data.open_datasets import (
 )
 from trainyard.image_size import height_width
 from trainyard.model.weights import pixels_in
+from trainyard.monitor.outcome import METRICS
 from trainyard.monitor.reports import Report
 from trainyard.printable import epochs_in_all, in_millions
 from trainyard.run.pretrained import Beginning
@@ -134,7 +135,11 @@ def _length(config: RunConfig, course: Course) -> str:
     if warmup >= course.num_steps:
         rise = f", all of a warm-up of {_count(warmup, 'step')}"
     epochs = epochs_in_all(course.epoch(course.num_steps))
-    return f"{_count(course.num_steps, 'step')}, {epochs} epochs{rise}"
+    end = ""
+    if patience := config.run.patience:
+        better = f"a better {METRICS[config.run.best_by]}"
+        end = f"; fewer after {_count(patience, 'evaluation')} without {better}"
+    return f"{_count(course.num_steps, 'step')}, {epochs} epochs{rise}{end}"
 
 
 def _remarks(config: RunConfig, data: Datasets, course: Course, begun: Beginning) -> Iterator[str]:

@@ -42,6 +42,7 @@ from trainyard.world import World, gather, together
 _NOT_FINITE = "the gradient was not finite for many updates running"
 _PATIENCE_S = 300  # for ranks of a lost launcher to end before new ones start
 _AGAIN_S = 1.0
+_LOOK_S = 0.1  # for `trainyard runs`, which takes a lock for a moment to see whether it is held
 _ROOM = 200  # bytes for the paths in a run directory: the first save would be too late to find out
 
 
@@ -175,13 +176,16 @@ def _lock(folder: RunDirectory) -> int:
 
 def _has_locked(lock: int) -> bool:
     """False if another process holds the lock; True on a file system without locks."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
+    for patience_s in (_LOOK_S, 0):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(patience_s)
+        except OSError:
+            return True
+        else:
+            return True
+    return False
 
 
 def _has_begun(folder: RunDirectory) -> bool:
@@ -195,12 +199,13 @@ def _has_begun(folder: RunDirectory) -> bool:
 
 def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
     option = f"--run.resume {shlex.quote(str(folder.path))}"
+    new = shlex.quote(f"{folder.path}-more")
     if not folder.recipe.exists():
         raise CheckpointError("run.recipe-missing", path=folder.recipe, option=option)
     changed = differences(load_recipe(str(folder.recipe)), config)
     if changed:
         is_longer = any(change.startswith("run.length: ") for change in changed)
-        hint = f"; to train on from its end, add {option}" if is_longer else ""
+        hint = f"; to train on from its end: --run {new} {option}" if is_longer else ""
         raise CheckpointError(
             "run.recipe-differs",
             path=folder.path,
@@ -249,7 +254,8 @@ def resume(
     with together(world):
         note = checkpoint.load_checkpoint(state, path)
         if path.parent.resolve() != folder.checkpoints.resolve():
-            state.last, state.best = {}, {}  # of another run, whose checkpoints are not here
+            # Of another run, whose checkpoints are not here.
+            state.last, state.best, state.stale = {}, {}, 0
         if world.is_first:
             saver.point_best(folder.checkpoints, state.best.get("step", 0))
     replicas = "1 replica" if world.size == 1 else f"{world.size} replicas"

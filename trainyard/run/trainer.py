@@ -1,6 +1,6 @@
 """A run on this rank: the loop, and what it does between steps."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -13,14 +13,15 @@ from trainyard.config import RunConfig
 from trainyard.course import Due, seconds_of
 from trainyard.data.batch import Batch
 from trainyard.data.device.join import passes_are_over
+from trainyard.data.storage.credentials import without_secrets
 from trainyard.distributed import Watchdog, init_distributed
-from trainyard.errors import Stopped
+from trainyard.errors import Stopped, TrainyardError
 from trainyard.files import RunDirectory
 from trainyard.monitor.devices import peak_flops
 from trainyard.monitor.eta import Eta
-from trainyard.monitor.history import score
+from trainyard.monitor.history import ENDED_EARLY, FAILED, score
 from trainyard.monitor.meters import Meter
-from trainyard.monitor.outcome import Outcome
+from trainyard.monitor.outcome import Outcome, without_better
 from trainyard.monitor.profiler import profiling
 from trainyard.monitor.reports import JsonLinesSink, Report, Reporter, Sinks
 from trainyard.optim.optimizers import build_optimizer
@@ -78,7 +79,26 @@ def train_joined(
         open_loggers(config, folder, parts.course, check, world=world, console=console) as sinks,
     ):
         watchdog.write_to(folder.stacks)
-        return sinks.concluded(Trainer(parts, sinks, watchdog).train())
+        trainer = Trainer(parts, sinks, watchdog)
+        with _recording_failure(trainer.report, folder, check, world.is_first):
+            return sinks.concluded(trainer.train())
+
+
+@contextmanager
+def _recording_failure(
+    report: Reporter, folder: RunDirectory, check: Callable[[], None], is_first: bool
+) -> Iterator[None]:
+    """Inside, an error becomes an event in metrics.jsonl, for whoever asks why a run has ended."""
+    try:
+        yield
+    except Exception as error:
+        text = str(error) if isinstance(error, TrainyardError | OSError) else repr(error)
+        if is_first:
+            # The disk may be full, and the directory another run's by now.
+            with suppress(OSError, TrainyardError):
+                write = JsonLinesSink(folder.metrics, check).write
+                replace(report, write=write).warn(FAILED[0], without_secrets(text))
+        raise
 
 
 class Trainer:
@@ -197,7 +217,7 @@ class Trainer:
         if self.evaluation_is_due():
             self.evaluate()
             self.save()
-        while not self.feed.is_over(state.step):
+        while not self.is_over():
             if state.guard.tripped(state.step):
                 self.roll_back()
             with self.phase("data"):
@@ -210,17 +230,26 @@ class Trainer:
             self.meter.add(stats, batch.capacity)
             self.quarantine.note("train", batch.bad)
             stopped = self.stop.poll()
-            is_last = self.feed.is_over(state.step)
+            is_last = self.is_over()
             save_is_due = self.save_every.due(state.step) or is_last or stopped
             if self.log_every.due(state.step) or save_is_due:
                 self.quarantine.exchange()
                 self.report_training({"kind": "train", **rates._asdict(), **self.meter.report()})
             is_best = not stopped and self.evaluation_is_due() and self.evaluate()
-            if save_is_due or is_best:
+            if save_is_due or is_best or self.is_over():
                 self.save()
             if stopped:
                 return stopped
         return None
+
+    def is_over(self) -> bool:
+        """True if no step is left, or no patience; alike on all ranks."""
+        return self.feed.is_over(self.state.step) or self.has_lost_patience()
+
+    def has_lost_patience(self) -> bool:
+        """True after `run.patience` evaluations without a better one."""
+        patience = self.config.run.patience
+        return patience is not None and self.state.stale >= patience
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -246,9 +275,13 @@ class Trainer:
             state.last = {"step": state.step, **self._evaluation(), **self.averager.metrics()}
         self.quarantine.exchange()
         is_best = score(state.last, state.best_by) > score(state.best, state.best_by)
+        state.stale = 0 if is_best else state.stale + 1
         if is_best:
             state.best = state.last
         self.report({"kind": "val", **state.last, "evaluated": state.last["samples"]})
+        if self.has_lost_patience() and not self.feed.is_over(state.step):
+            message = f"ends at step {state.step:,}: {without_better(state.stale, state.best_by)}"
+            self.report({"kind": "event", "event": ENDED_EARLY, "message": message})
         return is_best
 
     def _evaluation(self) -> Report:
@@ -329,6 +362,7 @@ class Trainer:
         is_over = state.step >= self.course.num_steps
         if self.config.data.order == "join":
             is_over = passes_are_over(self.course, state.step, state.stream.get("ends", []))
+        is_over = is_over or self.has_lost_patience()
         return is_over and state.last.get("step") == state.step
 
     def _report_head(self) -> None:
@@ -411,4 +445,5 @@ class Trainer:
             best=state.best,
             stopped=stopped,
             best_by=state.best_by,
+            stale=state.stale if self.has_lost_patience() else 0,
         )

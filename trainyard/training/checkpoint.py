@@ -83,6 +83,7 @@ class _Progress(BaseModel):
     classes: list[str]
     last: _Evaluation
     best: _Evaluation
+    stale: NonNegativeInt = 0
     has_lists: bool = False
     stream: _Stream = _Stream()
     conditions: dict[str, str] = {}
@@ -115,6 +116,8 @@ class TrainState:
     """The key of an evaluation that decides the best; see run.best_by."""
     best: dict[str, Any] = field(default_factory=dict)
     """The evaluation with the highest value of `best_by` so far and its step."""
+    stale: int = 0
+    """Number of evaluations since the best one."""
     conditions: dict[str, str] = field(default_factory=dict)
     """What else the last bits of a run depend on: see run/resume.py."""
 
@@ -170,6 +173,7 @@ def load_checkpoint(state: TrainState, path: Path) -> str | None:
     state.stream.update(progress.get("stream", {}))  # in place: the feed shares it
     state.roll_backs = progress["roll_backs"]
     state.last, state.best = progress["last"], progress["best"]
+    state.stale = progress.get("stale", 0)  # 0.2.0 did not count
     return note
 
 
@@ -406,6 +410,7 @@ def _files_of_all(state: TrainState, copy: Callable[[Any], Any]) -> dict[str, An
         "last": state.last,
         "best": state.best,
         "best_by": state.best_by,
+        "stale": state.stale,
         "conditions": state.conditions,
     }
     return {

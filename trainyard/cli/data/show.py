@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainyard.cli.data.index import add_location
-from trainyard.cli.options import check_suffix
+from trainyard.cli.options import check_suffix, loading
 from trainyard.cli.printing import print_table, size
 from trainyard.errors import InputError
 from trainyard.hints import did_you_mean
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from trainyard.data.index.table import Index
+    from trainyard.datasets.contact_sheet import Ids
 
 _MAX_CLASSES = 25  # rows of a class table; --json lists all
 _EXTREMES = 10  # number of largest and of smallest classes shown instead
@@ -32,14 +35,23 @@ def add(parser: argparse.ArgumentParser) -> None:
     sheet.add_argument(
         "--seed", metavar="S", type=int, default=0, help="seed of the draw; default: 0"
     )
-    parser.set_defaults(run_command=data_show)
+    sheet.add_argument(
+        "--augmented",
+        metavar="RECIPE",
+        help="a row for each image, as this recipe's training sees it in its first epochs; recipe "
+        "keys may follow, --augment.mixup 0.2 say",
+    )
+    parser.set_defaults(run_command=data_show, takes_overrides=True)
 
 
 def data_show(options: argparse.Namespace) -> int:
     """Run `trainyard data show`. Returns the exit code."""
     chosen = (options.split, options.class_name, options.rows, options.columns, options.seed)
-    if options.sheet is None and chosen != (None, None, _ROWS, _COLUMNS, 0):
+    is_chosen = chosen != (None, None, _ROWS, _COLUMNS, 0) or options.augmented is not None
+    if options.sheet is None and is_chosen:
         raise InputError("option.needs-sheet")
+    if options.overrides and options.augmented is None:
+        raise InputError("option.needs-augmented", key=next(iter(options.overrides)))
     check_suffix(options.sheet, "--sheet", ".png")  # before all is indexed
     for name in ("rows", "columns"):
         if not 1 <= (value := getattr(options, name)) <= 100:
@@ -157,7 +169,8 @@ def _draw_sheet(options: argparse.Namespace, indices: dict[str, "Index"]) -> Non
         raise InputError("data.no-such-split", location=options.location, split=split, hint=hint)
     index, name = indices[split], options.class_name
     label = None if name is None else _class_number(index, name)
-    samples = random_samples(index, options.rows * options.columns, options.seed, label)
+    count = options.rows * (1 if options.augmented else options.columns)
+    samples = random_samples(index, count, options.seed, label)
     of = f"{len(index):,} images in {len(index.classes):,} classes"
     if label is not None:
         of = f"{index.samples_per_class()[label]:,} images of class {name}"
@@ -166,12 +179,38 @@ def _draw_sheet(options: argparse.Namespace, indices: dict[str, "Index"]) -> Non
         f"{options.location}  ·  {split}",
         "  ·  ".join((*about, f"seed {options.seed}")),
     )
+    if options.augmented and len(samples):
+        sheet = _augmented(options, index, samples, title[0])
+    else:
+        sheet = contact_sheet(index, samples, options.columns, title)
     try:
-        save_sheet(path, contact_sheet(index, samples, options.columns, title))
+        save_sheet(path, sheet)
     except OSError as error:
         raise InputError(
             "option.file-unwritable", option="--sheet", path=path, reason=error.strerror
         ) from None
+
+
+def _augmented(options: argparse.Namespace, index: "Index", samples: "Ids", title: str) -> "Image":
+    """A sheet by the loader and the feed that a run of the recipe would have."""
+    from dataclasses import replace
+
+    from trainyard.config import load_recipe
+
+    config = load_recipe(options.augmented, options.overrides)
+    with loading():
+        import torch
+
+        from trainyard.datasets.augmented import augmented_sheet
+        from trainyard.run.build import build_feeds, check_decoding, check_extra_transform
+        from trainyard.world import World, pick_device
+
+    device = pick_device(World())
+    check_decoding(config, device)
+    check_extra_transform(config, index, device)
+    feeds = replace(build_feeds(config, World(), device), dtype=torch.float32)
+    about = f"{options.augmented}, seed {config.run.seed}: as stored, then in the first epochs"
+    return augmented_sheet(index, samples, feeds, visits=options.columns, title=(title, about))
 
 
 def _class_number(index: "Index", name: str) -> int:

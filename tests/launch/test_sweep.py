@@ -1,0 +1,240 @@
+"""`trainyard sweep`: which runs it makes, how they are started and ended, and what is skipped."""
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command_line import Capture, newest, run, shown
+from tests.errors import check, raises, refused
+from tests.test_cli_signals import LONG, check_stopped_run, has_begun, started, wait_for
+from trainyard.cli import sweep as command
+from trainyard.cli.sweep import combinations, values_of
+from trainyard.errors import STOPS
+from trainyard.launch.job import Job
+from trainyard.launch.sweep import End, gpus, run_jobs
+
+# --- the combinations ---
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "values"),
+    [
+        ("optim.lr", "1e-3,3e-3", ["1e-3", "3e-3"]),
+        ("optim.lr", "1e-3, 1e-3 ,3e-3", ["1e-3", "3e-3"]),
+        ("optim.lr", "0.1", ["0.1"]),
+        ("augment.scale", "[0.5,1],[0.7,1]", ["[0.5,1]", "[0.7,1]"]),
+        ("augment.scale", "[0.5,1]", ["[0.5,1]"]),
+        ("model.ema_decay", "0.9,[0.9,0.99]", ["0.9", "[0.9,0.99]"]),
+        ("data.train", "x/{a,b}.tar,'y,z'", ["x/{a,b}.tar", "y,z"]),
+        ("schedule.image_size", '["1 epoch: [8,9]"],[]', ['["1 epoch: [8,9]"]', "[]"]),
+        ("model.checkpoint", "it's,none", ["it's", "none"]),
+        ("run.length", "", [""]),
+    ],
+)
+def test_values_of_a_key(key: str, text: str, values: list[str]) -> None:
+    assert values_of(key, text) == values
+
+
+def test_lists_without_brackets_are_no_values() -> None:
+    with raises("sweep.list-without-brackets", key="augment.scale", value="0.5,1"):
+        values_of("augment.scale", "0.5,1")
+
+
+def test_each_combination_is_a_run_named_by_what_varies() -> None:
+    keys = {"optim.lr": "1e-3,3e-3", "run.length": "1 epoch", "run.seed": "0,1"}
+    found = combinations(keys)
+    names = [each.name for each in found]
+    assert names == [f"lr={lr},seed={seed}" for lr in ("1e-3", "3e-3") for seed in "01"]
+    assert found[1].overrides == {"optim.lr": "1e-3", "run.length": "1 epoch", "run.seed": "1"}
+
+
+def test_names_are_those_of_folders() -> None:
+    """Unique, and without a separator, also for keys of the same name in two sections."""
+    found = combinations({"model.checkpoint": "a/b,a_b,/etc/passwd", "optim.name": "sgd"})
+    assert [run.name for run in found] == [
+        "checkpoint=a_b",
+        "checkpoint=a_b-2",
+        "checkpoint=etc_passwd",
+    ]
+    found = combinations({"optim.name": "sgd,adamw", "schedule.name": "cosine,linear"})
+    assert found[0].name == "optim.name=sgd,schedule.name=cosine"
+    (dots, _) = combinations({"model.checkpoint": f"../..,{'x' * 500}"})
+    assert "/" not in dots.name and dots.name.startswith("checkpoint=")
+    assert all(len(run.name) < 100 for run in combinations({"model.name": f"a,{'x' * 500}"}))
+
+
+def test_mistakes_are_found_before_anything_starts(digits: Path, tmp_path: Path) -> None:
+    base = ("sweep", "debug", "--data", digits, "--runs", tmp_path / "all")
+    check(refused(*base, "--optim.lr", "0.1"), "sweep.nothing-varies")
+    check(refused(*base, "--optim.lr", "0.1,x"), "recipe.invalid-value", key="optim.lr")
+    check(refused(*base, "--optim.lrr", "1,2"), "recipe.unknown-key", key="optim.lrr")
+    check(refused("sweep", "debug", "--data", "/nowhere", "--optim.lr", "1,2"), "data.not-found")
+    assert not (tmp_path / "all").exists()
+
+
+def test_a_dry_run(capsys: Capture, digits: Path) -> None:
+    said = shown(capsys, "sweep", "debug", "--data", digits, "--optim.lr", "1,2", "--dry-run")
+    lines = said.splitlines()
+    assert len(lines) == 2
+    assert lines[1].endswith(f"--run runs/debug-sweep/lr=2 --data {digits} --optim.lr=2")
+
+
+# --- the processes, which are stubs ---
+
+STUB = """
+import json, os, signal, sys, time
+code, folder = sys.argv[-1], sys.argv[-2]
+def save(number, frame):
+    open(os.path.join(folder, "signal"), "w").write(str(number))
+    sys.exit(130)
+signal.signal(signal.SIGTERM, save); signal.signal(signal.SIGINT, save)
+note = {"gpu": os.environ.get("CUDA_VISIBLE_DEVICES"), "cores": len(os.sched_getaffinity(0)),
+        "launcher": os.environ["TRAINYARD_LAUNCHER"], "began": time.monotonic()}
+for _ in range(1200 if code == "save" else 0):
+    open(os.path.join(folder, "ready"), "w").close()
+    time.sleep(0.05)
+time.sleep(0.1)
+note["ended"] = time.monotonic()
+json.dump(note, open(os.path.join(folder, "note"), "w"))
+os.kill(os.getpid(), -int(code)) if code.startswith("-") else sys.exit(int(code))
+"""
+
+
+class Stubs:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.script = folder / "stub.py"
+        self.script.write_text(STUB)
+        self.python = folder / "python"
+        self.python.write_text(f'#!/bin/sh\nexec {sys.executable} -S {self.script} "$@"\n')
+        self.python.chmod(0o755)
+        self.began: list[int] = []
+        self.ended: list[End] = []
+
+    def run(self, codes: Sequence[str], devices: Sequence[str]) -> int | None:
+        jobs = []
+        for number, code in enumerate(codes):
+            (self.folder / str(number)).mkdir()
+            words = (str(self.folder / str(number)), code)
+            jobs.append(Job(words, self.folder / str(number), python=str(self.python)))
+        on = {"on_start": self.began.append, "on_end": self.ended.append}
+        return run_jobs(jobs, devices, is_quiet=True, **on)  # type: ignore[arg-type]
+
+    def noted(self, number: int) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / str(number) / "note").read_text())
+        return found
+
+
+@pytest.fixture
+def stubs(tmp_path: Path) -> Stubs:
+    return Stubs(tmp_path)
+
+
+def test_one_after_another_and_the_rest_goes_on_after_a_failure(stubs: Stubs) -> None:
+    assert stubs.run(["0", "2", "-9", "0"], [""]) is None
+    assert stubs.began == [0, 1, 2, 3]
+    assert stubs.ended == [End(0, 0), End(1, 2), End(2, 137), End(3, 0)]
+    for number in range(3):
+        assert stubs.noted(number)["ended"] <= stubs.noted(number + 1)["began"]
+    assert stubs.noted(0)["gpu"] == os.environ.get("CUDA_VISIBLE_DEVICES")
+    assert stubs.noted(0)["cores"] == len(os.sched_getaffinity(0))
+    assert stubs.noted(0)["launcher"] == str(os.getpid())
+
+
+def test_one_a_gpu(stubs: Stubs) -> None:
+    """Each has a GPU and cores of its own; the next one takes those that become free."""
+    assert stubs.run(["0"] * 4, ["2", "3"]) is None
+    assert sorted(stubs.noted(number)["gpu"] for number in (0, 1)) == ["2", "3"]
+    assert {stubs.noted(number)["gpu"] for number in (2, 3)} <= {"2", "3"}
+    own = len(os.sched_getaffinity(0))
+    assert {stubs.noted(number)["cores"] for number in range(4)} <= {
+        max(own // 2, 1),
+        (own + 1) // 2,
+    }
+    assert {end.number for end in stubs.ended} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_runs_that_save_and_starts_no_other(number: int, stubs: Stubs) -> None:
+    def send() -> None:
+        wait_for(lambda: (stubs.folder / "1" / "ready").exists(), "the second run")
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    before = signal.getsignal(number)
+    assert stubs.run(["0", "save", "0"], [""]) == number
+    thread.join()
+    assert (stubs.folder / "1" / "signal").read_text() == str(int(number))
+    assert stubs.ended == [End(0, 0), End(1, 130)]
+    assert signal.getsignal(number) == before
+    assert signal.Signals(number) in STOPS
+
+
+def test_gpus_that_the_user_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-7")
+    assert gpus(2) == ["4", "GPU-7"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert gpus(3) == ["0", "1", "2"]
+
+
+# --- whole sweeps ---
+
+SHORT = ("--run.length", "2 steps", "--run.eval_every", "1 step", "--data.threads", "1")
+
+
+@pytest.mark.slow
+def test_a_sweep_compares_its_runs_and_does_what_is_left(
+    digits: Path, tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = tmp_path / "all"
+    base = ("sweep", "debug", "--data", digits, "--runs", parent, *SHORT, "--json")
+    failed = parent / "lr=0.2"
+    failed.mkdir(parents=True)
+    (failed / "checkpoints").write_text("")  # in the way
+    assert run(*base, "--optim.lr", "0.1,0.2,0.3") == 1
+    said = capfd.readouterr()
+    result = json.loads(said.out.splitlines()[0])
+    assert {row["name"]: row["state"] for row in result["runs"]} == {
+        "lr=0.1": "done",
+        "lr=0.3": "done",
+    }
+    assert "lr=0.3" in Path(result["report"]).read_text()
+    assert json.loads(said.out.splitlines()[1])["error"]["code"] == "sweep.failed"
+    (failed / "checkpoints").unlink()
+    assert run(*base, "--optim.lr", "0.1,0.2,0.3") == 0
+    assert "run 1 of 1: lr=0.2" in capfd.readouterr().err
+    monkeypatch.setattr(command, "_run", None)  # there is nothing to run any more
+    before = newest(failed).stat().st_mtime
+    assert run(*base, "--optim.lr", "0.3,0.1,0.2") == 0
+    assert len(json.loads(capfd.readouterr().out)["runs"]) == 3
+    assert newest(failed).stat().st_mtime == before
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_the_same_command_goes_on(digits: Path, tmp_path: Path) -> None:
+    parent = tmp_path / "all"
+    words = ("sweep", "debug", "--data", digits, "--runs", parent, "--optim.lr", "0.1,0.2", *LONG)
+    for count in (1, 2):
+        with started(tmp_path, *words) as sweep:
+            wait_for(lambda: len(lines(parent, "head")) == count, "the start")  # noqa: B023
+            wait_for(lambda: has_begun(parent / "lr=0.1"), "the first report")
+            sweep.process.send_signal(signal.SIGINT)
+            assert sweep.process.wait(60) == 130
+            wait_for(lambda: not sweep.members(), "the end of all processes")
+        check_stopped_run(parent / "lr=0.1")
+        assert not (parent / "lr=0.2").exists()
+    assert lines(parent, "resumed")
+
+
+def lines(parent: Path, event: str) -> list[str]:
+    path = parent / "lr=0.1" / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [line for line in text.splitlines() if f'"event": "{event}"' in line]

@@ -1,0 +1,230 @@
+"""`trainyard sweep`: a run for each combination of values of recipe keys."""
+
+import argparse
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trainyard.cli.launch.common import num_devices
+from trainyard.cli.runs import print_runs
+from trainyard.cli.train import OUTPUT_MODES, config_of
+from trainyard.data.storage.credentials import without_secrets
+from trainyard.errors import RecipeError, TrainyardError
+from trainyard.launch.job import Job
+from trainyard.launch.signals import stopped_by
+from trainyard.printable import print_line
+
+if TYPE_CHECKING:
+    from trainyard.config import RunConfig
+    from trainyard.launch.sweep import End
+    from trainyard.report.listing import Row
+
+_CLOSES = {"[": "]", "{": "}", "(": ")"}
+_MOST_LETTERS = 40  # of a value in the name of a folder
+_DONE = ("done", "ended early")
+
+
+class Combination(NamedTuple):
+    """One run of a sweep."""
+
+    name: str
+    """Of its folder: the values of the keys that vary."""
+    overrides: dict[str, str]
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard sweep` to its parser."""
+    parser.add_argument("recipe", metavar="RECIPE", help="a built-in name or a path to a TOML file")
+    parser.add_argument("--data", metavar="LOCATION", action="append", help="as of trainyard train")
+    parser.add_argument("--runs", metavar="DIR", help="folder of the runs (runs/NAME-sweep)")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be started")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON")
+    modes = parser.add_mutually_exclusive_group()
+    for name in ("quiet", "plain"):
+        modes.add_argument(f"--{name}", action="store_true", help=OUTPUT_MODES[name])
+    parser.epilog = (
+        "Recipe keys take several values, separated by commas: --optim.lr 1e-3,3e-3. A list among "
+        "them has brackets, a text with commas quotes. The same command goes on with a sweep."
+    )
+    parser.set_defaults(run_command=sweep, takes_overrides=True)
+
+
+def sweep(options: argparse.Namespace) -> int:
+    """Run `trainyard sweep`. Returns the exit code."""
+    from trainyard.config import load_recipe
+
+    runs = combinations(options.overrides)
+    first = argparse.Namespace(**vars(options) | {"overrides": runs[0].overrides})
+    config_of(first)  # with the data
+    configs = [load_recipe(options.recipe, run.overrides) for run in runs]
+    parent = Path(options.runs or Path("runs") / f"{Path(options.recipe).stem}-sweep")
+    jobs = [_job(options, parent / run.name, run.overrides) for run in runs]
+    if options.dry_run:
+        print("\n".join(without_secrets(shlex.join(job.command)) for job in jobs))
+        return 0
+    is_left = [not _is_done(job.run, config) for job, config in zip(jobs, configs, strict=True)]
+    left = [job for job, is_open in zip(jobs, is_left, strict=True) if is_open]
+    if len(left) < len(jobs):
+        print_line(f"{len(jobs) - len(left)} of {len(jobs)} runs are complete already")
+    failed, received = _run(left, options) if left else ({}, None)
+    rows = _rows([job.run for job in jobs])
+    _show(rows, parent, options)
+    if received is not None:
+        print_line("stopped: the same command goes on")
+        return stopped_by(received).exit_code
+    if failed:
+        names = ", ".join(f"{name} (exit code {code})" for name, code in failed.items())
+        raise TrainyardError("sweep.failed", num_failed=len(failed), num=len(jobs), runs=names)
+    return 0
+
+
+# --- the combinations ---
+
+
+def combinations(overrides: Mapping[str, str]) -> list[Combination]:
+    """A run for each combination of values, the last key varying fastest.
+
+    RecipeError if no key has several values, or a list among them has no brackets.
+    """
+    values = {key: values_of(key, text) for key, text in overrides.items()}
+    varied = [key for key, found in values.items() if len(found) > 1]
+    if not varied:
+        raise RecipeError("sweep.nothing-varies")
+    names = [key.partition(".")[2] for key in varied]
+    labels = [
+        short if names.count(short) == 1 else key for short, key in zip(names, varied, strict=True)
+    ]
+    found: dict[str, Combination] = {}
+    for chosen in product(*values.values()):
+        by_key = dict(zip(values, chosen, strict=True))
+        parts = (
+            f"{label}={_in_name(by_key[key])}" for label, key in zip(labels, varied, strict=True)
+        )
+        name = _unique(",".join(parts), found)
+        found[name] = Combination(name, by_key)
+    return [*found.values()]
+
+
+def values_of(key: str, text: str) -> list[str]:
+    """The values of a key: parts between commas that are in no brackets and no quotes.
+
+    RecipeError for several values of a key of lists, unless each has brackets.
+    """
+    from trainyard.config import is_list
+
+    parts = list(dict.fromkeys(_parts(text)))
+    if len(parts) > 1 and is_list(key) and not all(part.startswith("[") for part in parts):
+        raise RecipeError("sweep.list-without-brackets", key=key, value=text)
+    return [part[1:-1] if _is_quoted(part) else part for part in parts]
+
+
+def _parts(text: str) -> Iterator[str]:
+    ends: list[str] = []  # of the brackets and the quotes that are open
+    begin = 0
+    for place, letter in enumerate(text):
+        if ends and letter == ends[-1]:
+            ends.pop()
+        elif ends and ends[-1] in "\"'":
+            continue
+        elif letter in _CLOSES or (letter in "\"'" and (ends or not text[begin:place].strip())):
+            ends.append(_CLOSES.get(letter, letter))
+        elif letter == "," and not ends:
+            yield text[begin:place].strip()
+            begin = place + 1
+    yield text[begin:].strip()
+
+
+def _is_quoted(text: str) -> bool:
+    return len(text) > 1 and text[0] in "\"'" and text[0] == text[-1]
+
+
+def _in_name(value: str) -> str:
+    """A value as a part of a folder's name."""
+    return re.sub(r"[^\w.+-]+", "_", value).strip("_")[-_MOST_LETTERS:] or "_"
+
+
+def _unique(name: str, others: Mapping[str, object]) -> str:
+    count = 2
+    unique = name
+    while unique in others:
+        unique = f"{name}-{count}"
+        count += 1
+    return unique
+
+
+# --- the runs ---
+
+
+def _job(options: argparse.Namespace, run: Path, overrides: Mapping[str, str]) -> Job:
+    words = ["train", options.recipe, "--run", str(run)]
+    words += [word for place in options.data or () for word in ("--data", place)]
+    words += [f"--{name}" for name in ("quiet", "plain") if getattr(options, name)]
+    words += [f"--{key}={text}" for key, text in overrides.items()]
+    return Job(tuple(words), run)
+
+
+def _is_done(run: Path, config: "RunConfig") -> bool:
+    """True for a complete run of this recipe. Others are for `trainyard train` to judge."""
+    from trainyard.compare import differences
+    from trainyard.config import load_recipe
+    from trainyard.files import is_run
+
+    if not is_run(run) or _rows([run])[0].state not in _DONE:
+        return False
+    return not differences(load_recipe(str(run / "recipe.toml")), config)
+
+
+def _run(jobs: Sequence[Job], options: argparse.Namespace) -> tuple[dict[str, int], int | None]:
+    """The exit codes of runs that failed, by name, and the number of a signal that ended all."""
+    from trainyard.launch.sweep import gpus, run_jobs
+
+    count = num_devices()
+    devices = gpus(count)[: len(jobs)] if count > 1 else [""]
+    failed: dict[str, int] = {}
+
+    def on_start(number: int) -> None:
+        print_line(f"run {number + 1} of {len(jobs)}: {jobs[number].name}")
+
+    def on_end(end: "End") -> None:
+        name = jobs[end.number].name
+        if end.code:
+            failed[name] = end.code
+            print_line(f"{name} has ended with exit code {end.code}")
+        elif len(devices) > 1:
+            print_line(f"{name} is complete")
+
+    is_quiet = options.json or len(devices) > 1
+    received = run_jobs(jobs, devices, is_quiet=is_quiet, on_start=on_start, on_end=on_end)
+    return failed, received
+
+
+def _rows(runs: Sequence[Path]) -> "list[Row]":
+    """The rows of those runs that have begun, the best first."""
+    from trainyard.files import is_run
+    from trainyard.report.listing import list_runs, sorted_rows
+
+    return sorted_rows([row for run in runs if is_run(run) for row in list_runs(run)])
+
+
+def _show(rows: "Sequence[Row]", parent: Path, options: argparse.Namespace) -> None:
+    """Print the table, and write the report. What prevents a report is printed."""
+    report: str | None = None
+    if rows:
+        from trainyard.report.page import write_report
+
+        try:
+            report = str(write_report([Path(row.run) for row in rows], parent / "report.html"))
+        except (TrainyardError, OSError) as error:
+            print_line(f"no report ({error})")
+    if options.json:
+        result: dict[str, Any] = {"runs": [asdict(row) for row in rows], "report": report}
+        print(json.dumps(result))
+    elif rows:
+        print_runs(rows)
+        if report is not None:
+            print(f"the report on all: {report}")

@@ -1,0 +1,103 @@
+"""Runs of this machine, one after another or one a GPU, as processes of `trainyard train`."""
+
+import os
+import queue
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import FrameType
+from typing import NamedTuple
+
+from trainyard.errors import STOPS
+from trainyard.launch.exit_codes import meaning_of
+from trainyard.launch.job import Job
+from trainyard.launch.signals import handling, next_event
+from trainyard.parent import LAUNCHER
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class End(NamedTuple):
+    """The end of a run."""
+
+    number: int
+    """Of its job."""
+    code: int
+    """As a shell reports it."""
+
+
+def gpus(count: int) -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get(_VISIBLE)
+    return named.split(",")[:count] if named else [str(number) for number in range(count)]
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    devices: Sequence[str],
+    *,
+    is_quiet: bool,
+    on_start: Callable[[int], None],
+    on_end: Callable[[End], None],
+) -> int | None:
+    """Run jobs, as many at a time as there are `devices`: GPUs, or one that is "", for any.
+
+    With several, each job has an equal share of the cores too. `is_quiet`: nothing of the jobs'
+    stdout is shown. A signal that ends a run goes to the jobs, which save; no further one starts.
+    Returns its number, or None.
+    """
+    events: queue.SimpleQueue[End | int] = queue.SimpleQueue()
+    running: dict[int, tuple[subprocess.Popen[bytes], str]] = {}
+    waiting, free = list(range(len(jobs))), list(devices)
+    received: int | None = None
+
+    def note(number: int, frame: FrameType | None) -> None:
+        events.put(number)
+
+    with handling(STOPS, note):
+        while running or (waiting and received is None):
+            while waiting and free and received is None:
+                number, device = waiting.pop(0), free.pop(0)
+                on_start(number)
+                process = _start(jobs[number], device, devices, is_quiet=is_quiet)
+                running[number] = process, device
+                end = partial(_await, process, number, events)
+                threading.Thread(target=end, daemon=True).start()
+            event = next_event(events)
+            if isinstance(event, int):
+                received = event
+                for process, _ in running.values():
+                    process.send_signal(event)
+                continue
+            free.append(running.pop(event.number)[1])
+            on_end(event)
+    return received
+
+
+def _start(
+    job: Job, device: str, devices: Sequence[str], *, is_quiet: bool
+) -> "subprocess.Popen[bytes]":
+    environment = os.environ | {LAUNCHER: str(os.getpid())}
+    environment |= {_VISIBLE: device} if device else {}
+    prepare = partial(_take_cores, devices.index(device), len(devices))
+    return subprocess.Popen(
+        job.command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL if is_quiet else None,
+        preexec_fn=prepare if len(devices) > 1 else None,
+    )
+
+
+def _take_cores(place: int, count: int) -> None:
+    """Leave this process every `count`-th core from the `place`-th on, if there are enough."""
+    if hasattr(os, "sched_setaffinity"):  # not on macOS
+        own = sorted(os.sched_getaffinity(0))[place::count]
+        os.sched_setaffinity(0, own or os.sched_getaffinity(0))
+
+
+def _await(
+    process: "subprocess.Popen[bytes]", number: int, events: "queue.SimpleQueue[End | int]"
+) -> None:
+    events.put(End(number, meaning_of(process.wait())))
