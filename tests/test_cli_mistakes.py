@@ -118,10 +118,10 @@ def test_data_or_a_run_in_place_of_a_recipe(
     finished: Path, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for words in (["train"], ["launch", "local"], ["launch", "slurm"], ["doctor"]):
-        command = f"trainyard {' '.join(words)} RECIPE --data {digits}"
+        command = shlex.join(["trainyard", *words, "RECIPE", "--data", str(digits)])
         check(refused(*words, digits), "recipe.is-data", command=command)
     check(refused("train", "http://host:8765"), "recipe.is-data", location="http://host:8765")
-    again = f"trainyard train {finished}/recipe.toml --run {finished}"
+    again = shlex.join(["trainyard", "train", f"{finished}/recipe.toml", "--run", str(finished)])
     check(refused("train", finished), "recipe.is-run", command=again)
     check(refused("estimate", digits), "recipe.is-folder", path=digits)
     (tmp_path / "debug").mkdir()
@@ -130,10 +130,10 @@ def test_data_or_a_run_in_place_of_a_recipe(
 
 
 def test_a_run_that_is_not_the_first_argument(finished: Path, digits: Path, tmp_path: Path) -> None:
-    swapped = f"; did you mean trainyard predict {finished} {digits}?"
+    swapped = f"; did you mean trainyard predict {shlex.join([str(finished), str(digits)])}?"
     check(refused("predict", digits, finished), "checkpoint.wrong-path", hint=swapped)
     file = tmp_path / "a.onnx"
-    swapped = f"; did you mean trainyard export {finished} {file}?"
+    swapped = f"; did you mean trainyard export {shlex.join([str(finished), str(file)])}?"
     check(refused("export", file, finished), "checkpoint.wrong-path", hint=swapped)
     assert list(tmp_path.iterdir()) == []
 
