@@ -206,7 +206,8 @@ def test_a_path_that_no_file_can_have(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / LOOP).symlink_to(LOOP)
-    assert name in str(refused(*command.format(digits).split(), name))
+    words = shlex.split(command.format(shlex.quote(str(digits))))
+    assert name in str(refused(*words, name))
 
 
 def test_a_run_directory_without_room_for_the_paths_in_it(digits: Path, tmp_path: Path) -> None:
@@ -385,7 +386,7 @@ def test_checkpoints_that_are_none(
 ) -> None:
     error = refused("report", finished.parent)
     check(error, "run.not-a-run-directory", path=finished.parent)
-    assert f"{finished.parent}/*" in str(error.fields["hint"])
+    assert f"{shlex.quote(str(finished.parent))}/*" in str(error.fields["hint"])
     check(refused("evaluate", tmp_path / "none"), "checkpoint.wrong-path", path=tmp_path / "none")
     (tmp_path / "checkpoints").mkdir()
     check(refused("evaluate", tmp_path), "checkpoint.none-yet", path=tmp_path)
@@ -400,7 +401,7 @@ def test_a_run_directory_of_another_recipe(finished: Path, train: tuple[object, 
     assert set(str(error.fields["changes"]).split("; ")) == changes
     error = refused(*train, finished, "--run.length", "4 steps")
     check(error, "run.recipe-differs", path=finished)
-    assert f"--run.resume {finished}" in str(error.fields["hint"])
+    assert f"--run.resume {shlex.quote(str(finished))}" in str(error.fields["hint"])
 
 
 def test_a_run_directory_of_other_data(finished: Path, digits: Path, tmp_path: Path) -> None:
