@@ -132,8 +132,8 @@ def test_verify_lists_what_is_wrong(digits: Path, tmp_path: Path, capsys: Captur
     assert result["is_well"] is False
     [images] = [c for c in result["checks"] if (c["data"], c["name"]) == ("val", "images")]
     assert (images["result"], images["count"]) == ("problem", 25)
-    listed = {(Path(row["file"]).name, row["what"], row["offset"]) for row in images["found"]}
-    assert listed == {(f"bad-{number:02d}.png", "not an image", 0) for number in range(25)}
+    listed = {(Path(row["file"]).name, row["code"], row["offset"]) for row in images["found"]}
+    assert listed == {(f"bad-{number:02d}.png", "verify.undecodable", 0) for number in range(25)}
 
 
 def test_mistakes_with_verify(digits: Path, tmp_path: Path) -> None:

@@ -118,10 +118,10 @@ def test_data_or_a_run_in_place_of_a_recipe(
     finished: Path, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for words in (["train"], ["launch", "local"], ["launch", "slurm"], ["doctor"]):
-        command = f"trainyard {' '.join(words)} RECIPE --data {digits}"
+        command = shlex.join(["trainyard", *words, "RECIPE", "--data", str(digits)])
         check(refused(*words, digits), "recipe.is-data", command=command)
     check(refused("train", "http://host:8765"), "recipe.is-data", location="http://host:8765")
-    again = f"trainyard train {finished}/recipe.toml --run {finished}"
+    again = shlex.join(["trainyard", "train", f"{finished}/recipe.toml", "--run", str(finished)])
     check(refused("train", finished), "recipe.is-run", command=again)
     check(refused("estimate", digits), "recipe.is-folder", path=digits)
     (tmp_path / "debug").mkdir()
@@ -130,10 +130,10 @@ def test_data_or_a_run_in_place_of_a_recipe(
 
 
 def test_a_run_that_is_not_the_first_argument(finished: Path, digits: Path, tmp_path: Path) -> None:
-    swapped = f"; did you mean trainyard predict {finished} {digits}?"
+    swapped = f"; did you mean trainyard predict {shlex.join([str(finished), str(digits)])}?"
     check(refused("predict", digits, finished), "checkpoint.wrong-path", hint=swapped)
     file = tmp_path / "a.onnx"
-    swapped = f"; did you mean trainyard export {finished} {file}?"
+    swapped = f"; did you mean trainyard export {shlex.join([str(finished), str(file)])}?"
     check(refused("export", file, finished), "checkpoint.wrong-path", hint=swapped)
     assert list(tmp_path.iterdir()) == []
 
@@ -206,7 +206,8 @@ def test_a_path_that_no_file_can_have(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / LOOP).symlink_to(LOOP)
-    assert name in str(refused(*command.format(digits).split(), name))
+    words = shlex.split(command.format(shlex.quote(str(digits))))
+    assert name in str(refused(*words, name))
 
 
 def test_a_run_directory_without_room_for_the_paths_in_it(digits: Path, tmp_path: Path) -> None:
@@ -385,7 +386,7 @@ def test_checkpoints_that_are_none(
 ) -> None:
     error = refused("report", finished.parent)
     check(error, "run.not-a-run-directory", path=finished.parent)
-    assert f"{finished.parent}/*" in str(error.fields["hint"])
+    assert f"{shlex.quote(str(finished.parent))}/*" in str(error.fields["hint"])
     check(refused("evaluate", tmp_path / "none"), "checkpoint.wrong-path", path=tmp_path / "none")
     (tmp_path / "checkpoints").mkdir()
     check(refused("evaluate", tmp_path), "checkpoint.none-yet", path=tmp_path)
@@ -400,7 +401,8 @@ def test_a_run_directory_of_another_recipe(finished: Path, train: tuple[object, 
     assert set(str(error.fields["changes"]).split("; ")) == changes
     error = refused(*train, finished, "--run.length", "4 steps")
     check(error, "run.recipe-differs", path=finished)
-    assert f"--run {finished}-more --run.resume {finished}" in str(error.fields["hint"])
+    quoted, more = shlex.quote(str(finished)), shlex.quote(f"{finished}-more")
+    assert f"--run {more} --run.resume {quoted}" in str(error.fields["hint"])
 
 
 def test_a_run_directory_of_other_data(finished: Path, digits: Path, tmp_path: Path) -> None:

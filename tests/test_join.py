@@ -64,7 +64,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def options(shards: Path, kind: str, **changes: str) -> dict[str, str]:
     """Recipe keys; those of `changes` have __ for the dot."""
     data = {
-        "data.train": f"pipe:cat {shards}/{kind}/part-{{000..003}}.tar",
+        "data.train": f"pipe:cat '{shards}/{kind}/part-{{000..003}}.tar'",
         "data.val": str(shards / "val"),
         "data.samples": "1008" if kind == "uneven" else "45",
         "batch.size": "256" if kind == "uneven" else "8",
@@ -459,5 +459,5 @@ def test_a_pipe_without_join(shards: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_error_on_one_rank_ends_all(shards: Path, tmp_path: Path) -> None:
-    config = recipe(shards, "small", data__train=f"pipe:cat {shards}/small/part-00{{2..4}}.tar")
+    config = recipe(shards, "small", data__train=f"pipe:cat '{shards}/small/part-00{{2..4}}.tar'")
     assert "stream.pipe-failed" in spawn(code_of, 2, config, tmp_path)

@@ -38,6 +38,6 @@ def test_a_working_directory_that_was_removed(digits: Path, tmp_path: Path) -> N
     """A library of torch's said that it could not load another one."""
     gone = tmp_path / "gone"
     gone.mkdir()
-    ended = run(f"cd {gone} && rmdir {gone}", digits, tmp_path)
+    ended = run(f"cd '{gone}' && rmdir '{gone}'", digits, tmp_path)
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1

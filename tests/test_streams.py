@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from tests.command_line import SHORT
 from tests.test_cli_signals import LONG, check_stopped_run, has_begun, has_saved, wait_for
 from tests.tiers import tiered
 
-COMMAND = f"{sys.executable} -P -m trainyard"
+COMMAND = f"{shlex.quote(sys.executable)} -P -m trainyard"
 COMMANDS = ["train", "launch local --ranks 2"]
 EACH_STEP = ("--run.log_every", "1 steps", "--data.threads", "1")
 
@@ -28,7 +29,7 @@ def shell(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def in_shell(name: str, digits: Path, *options: object) -> str:
     words = ("debug", "--data", digits, "--run", "run", *options)
-    return f"{COMMAND} {name} {' '.join(repr(str(word)) for word in words)}"
+    return f"{COMMAND} {name} {shlex.join(map(str, words))}"
 
 
 def steps(folder: Path) -> list[int]:

@@ -74,6 +74,7 @@ def test_a_failure_of_one_rank_is_a_failure_of_all() -> None:
 
 
 def _cores(world: World, masks: list[set[int]], pods: bool) -> tuple[int, int]:
+    os.environ.pop("OMP_NUM_THREADS", None)  # of the server that ranks are forked from
     os.sched_getaffinity = lambda pid: masks[world.rank]
     if pods and world.rank > 1:  # ranks 2 and 3 are alone on another machine
         world_module.kernel = lambda: "another"
@@ -93,16 +94,14 @@ def _cores(world: World, masks: list[set[int]], pods: bool) -> tuple[int, int]:
     ],
 )
 def test_ranks_share_the_cores_that_they_have_in_common(
-    masks: list[list[int]], wanted: list[int], monkeypatch: pytest.MonkeyPatch
+    masks: list[list[int]], wanted: list[int]
 ) -> None:
     """Ranks with 12 cores of their own had one thread each: their share of those, as if shared."""
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     found = spawn(_cores, 4, [set(range(*mask)) for mask in masks], False)
     assert found == [(cores, cores) for cores in wanted]
 
 
-def test_ranks_of_other_hosts_have_other_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+def test_ranks_of_other_hosts_have_other_cores() -> None:
     assert spawn(_cores, 4, [{*range(8)}] * 4, True) == [(4, 4)] * 4
 
 

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import secrets
+import shlex
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
@@ -355,7 +356,7 @@ def check_run(folder: Path) -> None:
         return
     inside = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     runs = [name for name in inside if is_run(folder / name)]
-    hint = f"; its folders are: did you mean {folder}/*?" if runs else ""
+    hint = f"; its folders are: did you mean {shlex.quote(str(folder))}/*?" if runs else ""
     raise InputError("run.not-a-run-directory", path=folder, hint=hint)
 
 

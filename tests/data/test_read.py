@@ -37,7 +37,7 @@ def open_tars(folder: Path) -> list[str]:
 
 
 def test_threads_that_read_more_files_than_stay_open(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("trainyard.data.reading.reader._MAX_OPEN", 2)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (8, 8))
     index, contents = shards(tmp_path, [5] * 12)
     reader = Reader(index)
 
@@ -115,7 +115,7 @@ def test_files_that_cannot_be_read_are_named_as_one_by_one(tmp_path: Path) -> No
 
 
 def test_slices_of_more_files_than_stay_open(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("trainyard.data.reading.reader._MAX_OPEN", 2)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (8, 8))
     index, contents = shards(tmp_path, [5] * 12)
 
     def hammer(reader: Reader, seed: int) -> bool:

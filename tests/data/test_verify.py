@@ -135,7 +135,7 @@ def test_an_altered_shard(originals: Path, tmp_path: Path, form: str) -> None:
     flip(shard, int(index.offset[0] + index.size[0] // 2))  # within an image
     found = look(folder)
     [finding] = found["train", "checksums"].found
-    assert finding.file == str(shard)
+    assert (finding.code, finding.file) == ("verify.wrong-sha256", str(shard))
     wrong_ones = [("train", "checksums", "problem"), ("train", "records", "problem")]
     assert wrong(found) == wrong_ones[: 2 if form == "packed" else 1]
     (folder / "dataset.json").unlink()
@@ -155,7 +155,7 @@ def test_a_truncated_shard(originals: Path, tmp_path: Path, form: str) -> None:
     [finding] = found["train", "structure"].found
     assert str(shard) in str(finding)
     [finding] = found["train", "checksums"].found
-    assert finding.file == str(shard)
+    assert (finding.code, finding.file) == ("verify.wrong-size", str(shard))
     # The other shard is looked at all the same.
     assert found["train", "images"].about == "8 of 8 decode"
 
@@ -194,7 +194,8 @@ def test_missing_files(originals: Path, tmp_path: Path) -> None:
     gone.unlink()
     found = look(folder)
     assert wrong(found) == [("train", "files", "problem")]
-    assert str(gone) in str(found["train", "files"].found[0])
+    [finding] = found["train", "files"].found
+    assert (finding.code, finding.file) == ("verify.missing", str(gone))
     (folder / "pets-train-000001.tar").unlink()
     with raises("verify.no-listed-file", path=gone):
         look(folder)
@@ -208,7 +209,7 @@ def test_labels_beyond_the_class_list(originals: Path, tmp_path: Path) -> None:
     found = look(folder)
     assert [key for key in wrong(found) if key[0] == "train"] == [("train", "structure", "problem")]
     [finding] = found["train", "structure"].found
-    assert "label" in str(finding)
+    assert finding.code == "manifest.label-beyond-classes"
 
 
 # --- folders of images ---
@@ -241,7 +242,7 @@ def test_classes_that_differ(photos: Path) -> None:
     found = look(photos)
     assert wrong(found) == [("train, val", "classes", "problem")]
     [finding] = found["train, val", "classes"].found
-    assert "'eagle' is new, 'dog' is missing" in str(finding)
+    assert finding.code == "data.unknown-classes"
 
 
 def test_names_beside_bare_numbers(originals: Path, photos: Path, tmp_path: Path) -> None:
@@ -265,7 +266,7 @@ def test_fewer_classes_in_val(originals: Path, tmp_path: Path) -> None:
     found = look(tmp_path / "shards")
     assert wrong(found) == [("train, val", "classes", "note")]
     [finding] = found["train, val", "classes"].found
-    assert "'1'" in str(finding)
+    assert (finding.code, "'1'" in finding.what) == ("verify.classes", True)
 
 
 def test_balance(photos: Path) -> None:
@@ -295,7 +296,7 @@ def damaged(photos: Path) -> Path:
     (cat / "empty.jpg").write_bytes(b"")
     (cat / "text.jpg").write_text("404 not found\n")
     square(60).convert("CMYK").save(cat / "cmyk.jpg")
-    square(61).save(cat / "png.JPEG", "PNG")
+    square(61).save(cat / "disguised.JPEG", "PNG")
     Image.fromarray(np.arange(900, dtype=np.uint16).reshape(30, 30)).save(cat / "deep.png")
     square(62).resize((40, 3)).save(cat / "tiny.png")
     Image.new("L", (8000, 6300)).save(cat / "huge.png")
@@ -319,6 +320,7 @@ def test_bad_images_are_those_that_training_quarantines_and_odd_ones_are_noted(
     with Loader(index, spec) as loader:
         bad = {tuple(row) for batch in loader for row in batch.bad}
     assert {(f.sample, f.file, f.offset, f.what) for f in check.found} == bad
+    assert {finding.code for finding in check.found} == {"verify.undecodable"}
     assert (check.result, check.count, len(bad)) == ("problem", 3, 3)
     names = {Path(finding.file).stem for finding in check.found}
     assert names == {"truncated", "header", "text"}
@@ -327,7 +329,9 @@ def test_bad_images_are_those_that_training_quarantines_and_odd_ones_are_noted(
     assert found["val", "images"].result == "ok"
     check = found["train", "oddities"]
     assert check.result == "note"
-    odd = {"cmyk.jpg", "png.JPEG", "deep.png", "tiny.png", "huge.png"}
+    odd = {"cmyk.jpg", "disguised.JPEG", "deep.png", "tiny.png", "huge.png"}
+    found_odd = {f"{finding.code}{Path(finding.file).suffix}" for finding in check.found}
+    assert found_odd == {f"verify.{name}" for name in odd}
     assert {Path(finding.file).name for finding in check.found} == odd
     assert check.about == "16 JPEG RGB, 2 PNG RGB, 1 JPEG CMYK, 1 PNG I;16, 1 PNG L"
 
@@ -340,7 +344,7 @@ def test_a_png_among_a_hundred_jpegs(photos: Path, tmp_path: Path) -> None:
     square(99).save(cat / "png.jpg", "PNG")
     shards = packed(photos, tmp_path / "shards", "webdataset")
     found = look(shards, deep=True)["train", "oddities"]
-    assert [finding.what for finding in found.found] == ["a PNG RGB among JPEG RGB"]
+    assert [finding.code for finding in found.found] == ["verify.rare-type"]
     assert found.found[0].file.endswith(".tar")
     [sample] = [finding.sample for finding in found.found]
     index = open_index(find_splits(str(shards))["train"])
@@ -363,6 +367,7 @@ def test_duplicates_in_a_split_and_across(photos: Path) -> None:
     assert (again.file, wrong_class.file) == tuple(
         str(train / name) for name in ("cat/again.jpg", "dog/wrong.jpg")
     )
+    assert again.code == wrong_class.code == "verify.same-bytes"
     assert str(first) in again.what and "'dog'" in wrong_class.what
     shutil.copy(train / "cat" / "04.jpg", val / "cat" / "leak.jpg")
     check = look(photos, deep=True)["train, val", "leakage"]
@@ -389,7 +394,7 @@ def test_same_bytes_against_the_plain_way(seed: int, most: int) -> None:
 
 
 def test_a_flood_is_counted_and_not_listed() -> None:
-    many = (Finding("bad", sample=row) for row in range(10 * MAX_LISTED))
+    many = (Finding("verify.undecodable", "bad", sample=row) for row in range(10 * MAX_LISTED))
     check = checked("train", "images", "", many, count=10 * MAX_LISTED)
     assert (check.result, check.count, len(check.found)) == ("problem", 10**6, MAX_LISTED)
     assert next(many).sample == MAX_LISTED  # the rest was never made
@@ -405,7 +410,8 @@ def test_train_and_val_that_share_a_shard(originals: Path, tmp_path: Path) -> No
     (folder / "pets-val-000007.tar").symlink_to("pets-train-000001.tar")
     found = look(folder)["train, val", "overlap"]
     assert (found.result, found.count) == ("problem", 8)
-    assert str(found.found[0]).endswith("pets-val-000007.tar, byte 1536: is in train too")
+    place = ("verify.overlap", str(folder / "pets-val-000007.tar"), 1536)
+    assert (found.found[0].code, *found.found[0][2:4]) == place
 
 
 def test_train_and_val_of_one_checksum(originals: Path, tmp_path: Path) -> None:

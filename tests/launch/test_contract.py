@@ -34,7 +34,7 @@ class Stubs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.python = folder / "python"
-        self.python.write_text(f'#!/bin/sh\nexec {sys.executable} -S {STUB} "$@"\n')
+        self.python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{STUB}" "$@"\n')
         self.python.chmod(0o755)
         self.said: list[str] = []
 

@@ -121,7 +121,8 @@ def test_kubectl_is_given_the_text(
     monkeypatch.setenv("PATH", str(tmp_path))
     check_error(refused(*ON_VOLUME, "--apply"), "launch.no-kubectl")
     kubectl = tmp_path / "kubectl"
-    kubectl.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/words\n/bin/cat >{tmp_path}/text\nexit 7')
+    lines = [f'echo "$@" >"{tmp_path}/words"', f'/bin/cat >"{tmp_path}/text"', "exit 7"]
+    kubectl.write_text("\n".join(["#!/bin/sh", *lines]))
     kubectl.chmod(0o755)
     assert run(*ON_VOLUME, "--apply") == 7
     assert (tmp_path / "words").read_text() == "apply -f -\n"

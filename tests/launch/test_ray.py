@@ -1,5 +1,6 @@
 """`launch ray`: what is refused before Ray is asked for anything."""
 
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -16,8 +17,9 @@ LAUNCH = ("launch", "ray", "debug")
 
 def test_dry_run(capfd: Capture) -> None:
     assert run(*LAUNCH, "--nodes", 2, "--gpus", 4, "--run", "runs/here", "--dry-run") == 0
+    python = shlex.quote(sys.executable)
     assert capfd.readouterr().out == (
-        f"2 x a node of Ray: 4 x {sys.executable} -P -m trainyard train debug --run runs/here\n"
+        f"2 x a node of Ray: 4 x {python} -P -m trainyard train debug --run runs/here\n"
     )
 
 

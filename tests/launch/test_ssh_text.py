@@ -117,7 +117,7 @@ def test_hosts_that_have_ended_before_anyone_waits(monkeypatch: pytest.MonkeyPat
 HOSTS_OF_WHICH_ONE_IS_LOST = """\
 #!/bin/sh
 while [ "$1" != -- ]; do shift; done
-cd {folder}
+cd "{folder}"
 [ -e "$2" ] && exit 255  # it is not back
 touch "$2"
 echo "@trainyard-agent localhost:1"

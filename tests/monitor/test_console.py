@@ -45,6 +45,11 @@ VAL = WHEN | {"kind": "val", "top1": 0.98764, "top5": 0.99994, "loss": 0.1234, "
 EVENT = WHEN | {"kind": "event", "event": "resumed", "message": "going on from [/a] at step 20"}
 
 
+@pytest.fixture(autouse=True)
+def _with_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+
+
 def console(*, terminal: bool) -> Console:
     return Console(file=StringIO(), force_terminal=terminal, width=120)
 

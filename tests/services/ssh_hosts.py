@@ -124,7 +124,7 @@ class SshHosts:
         folder = self.folder / f"bin-{name}"
         folder.mkdir(exist_ok=True)
         tested = f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{_ROOT}"'
-        script = "\n".join(["#!/bin/sh", *lines, tested, f'exec {sys.executable} "$@"', ""])
+        script = "\n".join(["#!/bin/sh", *lines, tested, f'exec "{sys.executable}" "$@"', ""])
         (folder / "python-there").write_text(script)
         (folder / "python-there").chmod(0o755)
         return "python-there"

@@ -82,7 +82,7 @@ PER_SAMPLE = AUGMENTED | {
     "loss.bce_threshold": "0.2",
 }
 STREAM = {
-    "data.train": "pipe:cat FOLDER/stream/part-{000..003}.tar",
+    "data.train": "pipe:cat 'FOLDER/stream/part-{000..003}.tar'",
     "data.val": "FOLDER/stream",
     "data.order": "join",
     "data.samples": "45",

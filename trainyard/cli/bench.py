@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from trainyard.data.storage.location import take_secrets
@@ -115,7 +116,7 @@ def advice(found: dict[str, Any]) -> str:
     """One sentence of advice for faster loading here."""
     from trainyard.installation import NEEDS_EXTENSION
 
-    location, decoding = found["location"], found["decoding"]
+    location, decoding = shlex.quote(found["location"]), found["decoding"]
     if found["path"] is None:
         return f"the extension in C decodes several times as fast: {NEEDS_EXTENSION}"
     now = decoding["seek" if found["seek_table"] and "seek" in decoding else "stored"]

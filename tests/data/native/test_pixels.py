@@ -2,6 +2,9 @@
 nothing is resized; any box, any size of target."""
 
 import io
+import os
+import subprocess
+import sys
 from typing import Any
 
 import cv2
@@ -46,6 +49,17 @@ def pillow(content: bytes) -> Pixels:
 def flatter(pixels: Pixels, strength: int) -> Pixels:
     """So that blocks have few coefficients."""
     return (pixels // strength * strength + strength // 2).astype(np.uint8)
+
+
+@pytest.mark.parametrize(("capability", "paths"), [("default", PATHS[-1:]), ("avx2", PATHS)])
+def test_what_switches_torchs_vectors_off_does_so_here(
+    capability: str, paths: tuple[str, ...]
+) -> None:
+    """How a machine of another make is tried out: each path has the same bits, see below."""
+    asked = "from trainyard.data._native import core; print((*core.paths, core.Decoder().path))"
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": capability}
+    said = subprocess.check_output([sys.executable, "-c", asked], env=environment, text=True)
+    assert said == f"{(*paths, paths[0])}\n"
 
 
 # --- the inverse cosine transform ---

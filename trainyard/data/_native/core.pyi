@@ -16,7 +16,10 @@ class File(Protocol):
     def fileno(self) -> int: ...
 
 paths: tuple[str, ...]
-"""The code paths that this machine can run, the best first: ("avx2", "plain") for instance."""
+"""The code paths that this machine can run, the best first: ("avx2", "plain") for instance.
+
+("plain",) where ATEN_CPU_CAPABILITY is "default", by which torch uses no vectors either.
+"""
 
 OK: int  # 0
 NOT_OURS: int

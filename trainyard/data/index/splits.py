@@ -3,6 +3,7 @@
 import glob
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from fnmatch import filter as matching
 from fnmatch import fnmatchcase
@@ -68,7 +69,7 @@ def train_and_val(location: str, *, may_share: bool = False) -> dict[str, str | 
         if is_remote(location):
             wanted = f"expected {_why_not_listed(location)}"
         elif deeper := _deeper(location):
-            wanted = f"did you mean --data {deeper}?"
+            wanted = f"did you mean --data {shlex.quote(deeper)}?"
         elif "val" in missing:
             share = "the same command with --data.val_share 0.1 validates on a tenth of its images"
             wanted = f"{share}; {wanted}"

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from trainyard.data.index.build import Progress
+from trainyard.errors import DataError
 
 Result = Literal["ok", "note", "problem"]
 """A note is unusual but does not harm training; a problem makes it fail or its result wrong."""
@@ -18,6 +19,7 @@ MAX_LISTED = 100_000  # findings of one check; more would be the same fault, and
 
 
 class Finding(NamedTuple):
+    code: str  # of the error that training would end with, or "verify." and its kind
     what: str
     file: str = ""  # path or URL
     offset: int | None = None  # bytes
@@ -26,6 +28,12 @@ class Finding(NamedTuple):
     def __str__(self) -> str:
         place = f"{self.file}, byte {self.offset}" if self.offset else self.file
         return f"{place}: {self.what}" if place and not self.what.startswith(place) else self.what
+
+
+def of_error(error: DataError | OSError, file: str = "") -> Finding:
+    """The finding that an error is."""
+    code = error.code if isinstance(error, DataError) else "file.unreadable"
+    return Finding(code, str(error), file)
 
 
 @dataclass(frozen=True)

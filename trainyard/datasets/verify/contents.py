@@ -13,13 +13,13 @@ from trainyard.data.index.table import Index
 from trainyard.data.storage.manifest import Shard
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source
-from trainyard.datasets.verify.checks import Check, Counters, Finding, checked
+from trainyard.datasets.verify.checks import Check, Counters, Finding, checked, of_error
 from trainyard.datasets.verify.shards import Files
 from trainyard.errors import DataError
 
 _PIECE = 1 << 22  # bytes read at once
 
-_Task = Callable[[Source], str | None]
+_Task = Callable[[Source], Finding | None]
 """Reads a file completely; the problem with it, or None. OSError or DataError are problems too."""
 
 
@@ -30,7 +30,7 @@ def check_contents(
     tasks: dict[str, dict[str, _Task]] = {}
     there = {path: shard for path, shard in files.listed.items() if path not in files.missing}
     if there:
-        tasks["checksums"] = {path: _sum_of(shard) for path, shard in there.items()}
+        tasks["checksums"] = {path: _sum_of(path, shard) for path, shard in there.items()}
     check_shard = getattr(formats.FORMATS.get(index.format if index else ""), "check_shard", None)
     if index is not None and check_shard is not None:
         paths = (os.path.join(index.root, name) for name in index.file_names)
@@ -45,15 +45,17 @@ def check_contents(
     return checks
 
 
-def _sum_of(shard: Shard) -> _Task:
-    def check(source: Source) -> str | None:
+def _sum_of(path: str, shard: Shard) -> _Task:
+    def check(source: Source) -> Finding | None:
         if source.size != shard.bytes:
-            return f"holds {source.size:,} bytes instead of {shard.bytes:,}"
+            what = f"holds {source.size:,} bytes instead of {shard.bytes:,}"
+            return Finding("verify.wrong-size", what, path)
         digest = hashlib.sha256()
         for start in range(0, source.size, _PIECE):
             digest.update(source.read(start, min(_PIECE, source.size - start)))
-        is_same = digest.hexdigest() == shard.sha256
-        return None if is_same else "its SHA-256 is not that of dataset.json"
+        if digest.hexdigest() == shard.sha256:
+            return None
+        return Finding("verify.wrong-sha256", "its SHA-256 is not that of dataset.json", path)
 
     return check
 
@@ -82,10 +84,9 @@ def _run(tasks: Mapping[str, _Task], workers: int, progress: Progress) -> list[F
     def perform(path: str) -> Finding | None:
         try:
             with closing(open_source(path)) as source:
-                problem = tasks[path](_Metered(source, note))
+                return tasks[path](_Metered(source, note))
         except (DataError, OSError) as error:
-            problem = str(error)
-        return Finding(problem, path) if problem else None
+            return of_error(error, path)
 
     try:
         return [found for found in pool.map(perform, tasks) if found]

@@ -38,7 +38,7 @@ _FORMAT_OF = {ending: kind for kind, endings in IMAGE_FORMATS.items() for ending
 _FORMAT_OF[ARRAY_SUFFIX] = "NPY"
 
 
-Oddity = tuple[int, str]  # sample, description
+Oddity = tuple[int, str, str]  # sample, code, description
 
 
 @dataclass
@@ -147,7 +147,7 @@ class _Examiner:
             if self.stop.value:
                 break
             if isinstance(content, OSError):
-                part.bad.append((sample, str(content)))
+                part.bad.append((sample, "file.unreadable", str(content)))
                 continue
             if content:
                 digest = hashlib.blake2b(content, digest_size=16).digest()
@@ -159,14 +159,14 @@ class _Examiner:
         """Adds what is to be reported about an image."""
         reason = decode_batch([content], _corner, _pixel(content), "bilinear").get(0)
         if reason is not None:
-            part.bad.append((sample, reason))
+            part.bad.append((sample, "verify.undecodable", reason))
             return
         suffix = os.path.splitext(self.indices[part.split].locate(sample)[0])[1].lower()
         kind, oddities, orientation = _describe(content, suffix)
         if orientation != 1:
-            part.turned.append((sample, f"orientation {orientation}"))
+            part.turned.append((sample, "verify.turned", f"orientation {orientation}"))
         part.kinds.setdefault(kind, []).append(sample)
-        part.odd.extend((sample, oddity) for oddity in oddities)
+        part.odd.extend((sample, f"verify.{code}", what) for code, what in oddities.items())
 
 
 _examiner: _Examiner  # of this process
@@ -207,8 +207,8 @@ def _pixel(content: bytes) -> NDArray[np.uint8]:
     return np.empty((1, 1, 1, channels), np.uint8)
 
 
-def _describe(content: bytes, suffix: str) -> tuple[str, list[str], int]:
-    """File type and mode of an image that decodes, its oddities and its orientation."""
+def _describe(content: bytes, suffix: str) -> tuple[str, dict[str, str], int]:
+    """File type and mode of an image that decodes, its oddities by code, and its orientation."""
     try:
         with open_lazily(content) as image:
             kind, mode, (width, height) = image.format or "pixels", image.mode, image.size
@@ -216,16 +216,16 @@ def _describe(content: bytes, suffix: str) -> tuple[str, list[str], int]:
         if is_array(content):
             kind, mode = "NPY", f"{array_shape(content)[2]} channels"
     except Exception:  # libjpeg-turbo reads its header and Pillow does not
-        return "JPEG of unknown mode", ["a JPEG that Pillow does not open"], 1
-    odd = []
+        return "JPEG of unknown mode", {"unopened": "a JPEG that Pillow does not open"}, 1
+    odd = {}
     if suffix in _FORMAT_OF and kind.replace("MPO", "JPEG") != _FORMAT_OF[suffix]:
-        odd.append(f"{kind} in disguise: its name ends in {suffix}")
+        odd["disguised"] = f"{kind} in disguise: its name ends in {suffix}"
     if mode == "CMYK":
-        odd.append("CMYK instead of RGB")
+        odd["cmyk"] = "CMYK instead of RGB"
     if mode.startswith(("I", "F")):
-        odd.append("more than 8 bits a channel: training takes the upper 8")
+        odd["deep"] = "more than 8 bits a channel: training takes the upper 8"
     if min(width, height) < _TINY:
-        odd.append(f"tiny: {width} x {height} pixels")
+        odd["tiny"] = f"tiny: {width} x {height} pixels"
     if width * height > _HUGE:
-        odd.append(f"huge: {width} x {height} pixels")
+        odd["huge"] = f"huge: {width} x {height} pixels"
     return f"{kind} {mode}", odd, orientation

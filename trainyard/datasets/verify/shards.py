@@ -13,7 +13,7 @@ from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.data.storage.manifest import Shard, manifest_of, read_manifest
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import is_remote
-from trainyard.datasets.verify.checks import Check, Finding, checked
+from trainyard.datasets.verify.checks import Check, Finding, checked, of_error
 from trainyard.errors import DataError
 
 
@@ -50,7 +50,8 @@ def find_files(split: str, location: str, whole: str) -> Files:
 
 def check_listing(files: Files) -> Check:
     """Finds files that are listed but do not exist."""
-    found = [Finding("listed in dataset.json, but not there", path) for path in files.missing]
+    what = "listed in dataset.json, but not there"
+    found = [Finding("verify.missing", what, path) for path in files.missing]
     return checked(files.split, "files", f"{len(files.listed):,} listed in dataset.json", found)
 
 
@@ -67,7 +68,7 @@ def index_anew(files: Files, path: Path, progress: Progress) -> tuple[Index | No
         broken = {name: why for name in names if (why := _why_broken(place, name))}
         if not names:
             raise _of_folder(error, place) from None
-        findings = [*broken.values()] or [Finding(str(error), place.location)]
+        findings = [*broken.values()] or [of_error(error, place.location)]
         whole = tuple(name for name in names if name not in broken)
         check = checked(files.split, "structure", _number(names), findings)
         if not broken or not whole:
@@ -97,7 +98,8 @@ def _endings(index: Index) -> str:
 def _left_out(split: str, index: Index) -> Check:
     """The account of the scan, a finding for each kind."""
     kinds, total = index.left_out.kinds, index.left_out.total
-    lines = [Finding(f"{n:,} {kind}, such as {name}") for kind, (n, name) in kinds.items()]
+    said = (f"{n:,} {kind}, such as {name}" for kind, (n, name) in kinds.items())
+    lines = [Finding("verify.left-out", line) for line in said]
     whole = f"{len(index) + total:,} found"
     return checked(split, "left out", whole, lines, count=total, otherwise="note")
 
@@ -114,7 +116,7 @@ def _why_broken(place: ResolvedLocation, name: str) -> Finding | None:
         for _ in formats.scan(replace(place, names=(name,), is_folder=False)).rows:
             pass
     except (DataError, OSError) as error:
-        return Finding(str(error), place.path(name))
+        return of_error(error, place.path(name))
     return None
 
 

@@ -20,7 +20,7 @@ from trainyard.data.index.overlap import same_places
 from trainyard.data.index.splits import all_splits
 from trainyard.data.index.table import Index
 from trainyard.data.index.val_share import Side, save_part
-from trainyard.datasets.verify.checks import Check, Counters, Finding, Result, checked
+from trainyard.datasets.verify.checks import Check, Counters, Finding, Result, checked, of_error
 from trainyard.datasets.verify.contents import check_contents
 from trainyard.datasets.verify.images import Hashes, ImageFindings, examine, same_bytes
 from trainyard.datasets.verify.shards import Files, check_listing, find_files, index_anew
@@ -41,9 +41,9 @@ class VerifiedSplit:
         label = self.index.all_labels()[1]
         return bool(((label >= 0) & (label < len(self.index.classes))).all())
 
-    def finding(self, sample: int, what: str) -> Finding:
+    def finding(self, sample: int, code: str, what: str) -> Finding:
         file, offset, _ = self.index.locate(sample)
-        return Finding(what, file, offset, sample)
+        return Finding(code, what, file, offset, sample)
 
 
 def verify(
@@ -110,12 +110,12 @@ def _check_rows(split: VerifiedSplit) -> Iterator[Check]:
     low, middle, high = int(size.min()), int(np.median(size)), int(size.max())
     empty = np.flatnonzero(size == 0)
     about = f"{low:,} to {high:,} bytes, median {middle:,}"
-    found = (split.finding(row, "the image is empty") for row in empty.tolist())
+    found = (split.finding(row, "verify.empty", "the image is empty") for row in empty.tolist())
     yield checked(split.name, "sizes", about, found, count=len(empty))
     num_classes = len(split.index.classes)
     beyond = np.flatnonzero((label < 0) | (label >= num_classes))
     found = (
-        split.finding(int(rows[place]), f"label {label[place]} is no class")
+        split.finding(int(rows[place]), "verify.no-class", f"label {label[place]} is no class")
         for place in beyond.tolist()
     )
     about = f"0 to {num_classes - 1:,}"
@@ -131,7 +131,8 @@ def _check_balance(split: VerifiedSplit) -> Check:
     about = f"{low:,} to {high:,} images a class, median {np.median(counts):,.0f}"
     rare = np.flatnonzero(counts * _UNEVEN < high)
     found = (
-        Finding(f"class {index.classes[row]!r} has {counts[row]:,} images") for row in rare.tolist()
+        Finding("verify.rare-class", f"class {index.classes[row]!r} has {counts[row]:,} images")
+        for row in rare.tolist()
     )
     return checked(split.name, "balance", about, found, count=len(rare), otherwise="note")
 
@@ -145,9 +146,9 @@ def _check_classes(splits: Sequence[VerifiedSplit]) -> Iterator[Check]:
     try:
         check_learnable(first.index, first.index.root)
     except DataError as error:
-        yield checked(first.name, "classes", about, [Finding(str(error))])
+        yield checked(first.name, "classes", about, [of_error(error)])
     else:
-        notes = [] if others else map(Finding, class_remarks(first.index, None))
+        notes = [] if others else _remarked(class_remarks(first.index, None))
         yield checked(first.name, "classes", about, notes, otherwise="note")
     for other in others:
         known, found, both = first.index, other.index, f"{first.name}, {other.name}"
@@ -157,11 +158,15 @@ def _check_classes(splits: Sequence[VerifiedSplit]) -> Iterator[Check]:
                 known.classes, found.classes, other.name, has_names=found.has_names
             )
         except DataError as error:
-            yield checked(both, "classes", about, [Finding(str(error))])
+            yield checked(both, "classes", about, [of_error(error)])
             continue
         remarks = class_remarks(known, found, match.numbers)
-        notes = map(Finding, [match.remark, *remarks] if match.remark else remarks)
+        notes = _remarked([match.remark, *remarks] if match.remark else remarks)
         yield checked(both, "classes", about, notes, otherwise="note")
+
+
+def _remarked(remarks: list[str]) -> list[Finding]:
+    return [Finding("verify.classes", remark) for remark in remarks]
 
 
 def _check_overlap(splits: Sequence[VerifiedSplit], files: Sequence[Files]) -> Iterator[Check]:
@@ -172,18 +177,21 @@ def _check_overlap(splits: Sequence[VerifiedSplit], files: Sequence[Files]) -> I
     for other in splits[1:]:
         first, both = splits[0], f"{splits[0].name}, {other.name}"
         rows = same_places(first.index, other.index)
-        found = (other.finding(row, f"is in {first.name} too") for row in rows.tolist())
+        found = (
+            other.finding(row, "verify.overlap", f"is in {first.name} too") for row in rows.tolist()
+        )
         yield checked(both, "overlap", "by file names", found, count=len(rows))
     known = {shard.sha256: path for path, shard in files[0].listed.items()}
     for part in files[1:]:
         same = (
-            Finding(f"has the SHA-256 of {known[shard.sha256]} in {files[0].split}", path)
+            (path, f"has the SHA-256 of {known[shard.sha256]} in {files[0].split}")
             for path, shard in part.listed.items()
             if known.get(shard.sha256, path) != path
         )
+        found = (Finding("verify.overlap", what, path) for path, what in same)
         if known and part.listed:
             both = f"{files[0].split}, {part.split}"
-            yield checked(both, "overlap by checksum", "SHA-256 of shards", same)
+            yield checked(both, "overlap by checksum", "SHA-256 of shards", found)
 
 
 # --- checks of the images ---
@@ -199,7 +207,8 @@ def _check_images(split: VerifiedSplit, images: ImageFindings) -> Iterator[Check
     count, rows = images.odd.count, [*images.odd.first]
     for kind in _rare_types(images):
         count += images.kinds[kind].count
-        rows += [(sample, f"a {kind} among {kinds[0][0]}") for sample in images.kinds[kind].first]
+        what = f"a {kind} among {kinds[0][0]}"
+        rows += [(sample, "verify.rare-type", what) for sample in images.kinds[kind].first]
     found = (split.finding(*row) for row in sorted(rows))
     yield checked(split.name, "oddities", about, found, count=count, otherwise="note")
     count = images.turned.count
@@ -257,7 +266,8 @@ class _Pairs:
         ours, theirs = split.index.class_names(sample), other.index.class_names(original)
         names = f"{', '.join(map(repr, ours))} instead of {', '.join(map(repr, theirs))}"
         classes = f", but of class {names}" if ours != theirs else ""
-        return split.finding(sample, f"the same bytes as {place}{classes}")
+        what = f"the same bytes as {place}{classes}"
+        return split.finding(sample, "verify.same-bytes", what)
 
     def _locate(self, row: int) -> tuple[VerifiedSplit, int]:
         number = int(np.searchsorted(self.starts, row, side="right")) - 1

@@ -19,11 +19,18 @@ static const Path *const PATHS[] = {
 };
 #define NUM_PATHS (sizeof PATHS / sizeof *PATHS)
 
+/* torch's variable for machines of another make: plain C alone, as torch without vectors. */
+static bool is_allowed(const Path *path) {
+    const char *capability = getenv("ATEN_CPU_CAPABILITY");
+    bool is_plain_wanted = capability && !strcmp(capability, "default");
+    return path->is_supported() && (path == &path_plain || !is_plain_wanted);
+}
+
 PyObject *decoder_paths(void) {
     PyObject *found[NUM_PATHS];
     Py_ssize_t count = 0;
     for (size_t i = 0; i < NUM_PATHS; i++)
-        if (PATHS[i]->is_supported())
+        if (is_allowed(PATHS[i]))
             found[count++] = PyUnicode_FromString(PATHS[i]->name);
     PyObject *paths = PyTuple_New(count);
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -36,7 +43,7 @@ PyObject *decoder_paths(void) {
 
 static const Path *find_path(const char *name) {
     for (size_t i = 0; i < NUM_PATHS; i++)
-        if ((!name || !strcmp(name, PATHS[i]->name)) && PATHS[i]->is_supported())
+        if ((!name || !strcmp(name, PATHS[i]->name)) && is_allowed(PATHS[i]))
             return PATHS[i];
     return NULL;
 }
