@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
+from trainyard.data.decode.crops import CentralCrop, FittedCrop, RandomResizedCrop
 from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.sampler.plan import Plan
 from trainyard.image_size import ImageSize
@@ -30,7 +30,7 @@ class LoaderSpec:
     """The configuration of the loader process; plain data."""
 
     plan: Plan
-    crop: RandomResizedCrop | CentralCrop
+    crop: RandomResizedCrop | CentralCrop | FittedCrop
     image_size: ImageSize
     channels: int = 3  # as in DataConfig
     interpolation: Interpolation = "bilinear"
