@@ -29,9 +29,11 @@ from trainyard.run.pretrained import (
 )
 from trainyard.world import World
 
-OF_TIMM = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "interpolation": "bilinear", "crop_pct": 0.95}
+FITTED = {"interpolation": "bilinear", "crop_pct": 0.95, "fit": "crop"}
+OF_TIMM = {"mean": (0.5,) * 3, "std": (0.5,) * 3, **FITTED}
 OF_HUB = {"mean": [0.1, 0.2, 0.3], "std": [0.4] * 3, "interpolation": "bicubic", "crop_pct": 0.8}
-OF_DIGITS = {"mean": (0.31,) * 3, "std": (0.38,) * 3, "interpolation": "bicubic", "crop_pct": 1.0}
+OF_DIGITS = {"mean": (0.31,) * 3, "std": (0.38,) * 3, **FITTED}
+OF_DIGITS |= {"interpolation": "bicubic", "crop_pct": 1.0}
 KEYS = {
     "model.name": "test_resnet",
     "model.checkpoint": "timm",
@@ -107,6 +109,22 @@ def test_what_the_recipe_sets_holds(tmp_path: Path) -> None:
     found = config.data.model_dump()
     # 0.875 is the default, written out.
     assert pixels_in(found) == OF_TIMM | {"std": (1, 2, 3), "crop_pct": 0.875}
+
+
+def test_whole_images_see_all_of_them(tmp_path: Path) -> None:
+    """A share of the short side is none of the whole image; timm's own shares hold."""
+    assert recipe(tmp_path).data.crop_pct == 0.875
+    assert recipe(tmp_path, data__fit="'pad'").data.crop_pct == 1
+    center = Beginning("timm's", pixels=pixels_in({"crop_mode": "center", "crop_pct": 0.9}))
+    border = Beginning("timm's", pixels=pixels_in({"crop_mode": "border", "crop_pct": 0.9}))
+    for brought, fit, share in ((center, "crop", 0.9), (border, "pad", 0.9)):
+        data = with_pixels(recipe(tmp_path), brought).data
+        assert (data.fit, data.crop_pct) == (fit, share)
+    data = with_pixels(recipe(tmp_path, data__fit="'pad'"), center).data
+    assert (data.fit, data.crop_pct) == ("pad", 1)
+    assert with_pixels(recipe(tmp_path, data__fit="'pad'"), border).data.crop_pct == 0.9
+    with raises("recipe.keys-conflict"):
+        recipe(tmp_path, data__fit="'pad'", data__decode="'gpu'")
 
 
 def test_defaults_stay_defaults_where_other_keys_are_set(tmp_path: Path, digits: Path) -> None:

@@ -23,11 +23,14 @@ MIXES = ("--augment.mixup", "0.2", "--augment.cutmix", "1", "--augment.erasing",
 COLOURS = ("--augment.randaugment", "rand-m9-mstd0.5-inc1")
 
 
-@pytest.fixture(scope="module")
-def wide(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["crop", "squash", "pad"])
+def wide(
+    request: pytest.FixtureRequest, digits: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     folder = tmp_path_factory.mktemp("wide") / "run"
     where = ("--data", digits, "--run", folder, "--data.threads", "1", "--json")
-    assert run("train", "debug", *where, *SIZES, *STAGES, *MIXES, *COLOURS) == 0
+    fit = ("--data.fit", request.param)
+    assert run("train", "debug", *where, *fit, *SIZES, *STAGES, *MIXES, *COLOURS) == 0
     return folder
 
 

@@ -25,7 +25,7 @@ from trainyard.data._native import own_decoder
 from trainyard.data.batch import Batch
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.array_file import array_file
-from trainyard.data.decode.crops import CentralCrop
+from trainyard.data.decode.crops import evaluation_crop
 from trainyard.data.decode.decode import BadImageError, as_rgb, decode_batch
 from trainyard.data.decode.orientation import orientation_of, upright
 from trainyard.data.device.feed import Normalise
@@ -188,14 +188,15 @@ class Classifier:
         return found
 
     def preprocess(self, images: Picture | Iterable[Picture]) -> Tensor:
-        """Input of the model: central crops, normalised; [B, channels, height, width].
+        """Input of the model, as in evaluations, normalised: [B, channels, height, width].
 
         DataError, which names the first unreadable image.
         """
         data, size, images = self.config.data, self.image_size, _listed(images)
         contents = [_content(image, number, data) for number, image in enumerate(images)]
         pixels_BHWC = np.empty((len(contents), *height_width(size), data.channels), np.uint8)
-        crop, decoder = CentralCrop(size, data.crop_pct), own_decoder()
+        crop = evaluation_crop(data.fit, size, data.crop_pct, data.padding)
+        decoder = own_decoder()
         how, exif = data.interpolation, data.exif
         bad = decode_batch(contents, crop, pixels_BHWC, how, decoder=decoder, exif=exif)
         for number, reason in sorted(bad.items()):

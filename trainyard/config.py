@@ -211,6 +211,8 @@ def check(tree: dict[str, Any]) -> RunConfig:
     _check_order(config)
     _check_balance(config)
     _check_channels(config)
+    if config.data.fit == "pad":
+        _refuse({"data.decode = 'gpu'": config.data.decode == "gpu"}, "data.fit = 'pad'")
     _check_schedule_free(config)
     _check_average(config)
     _check_sharded(config)

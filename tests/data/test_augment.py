@@ -16,8 +16,15 @@ from torchvision.transforms import v2
 from tests.errors import raises
 from tests.images import encode
 from trainyard.config import check
-from trainyard.data._native import core
-from trainyard.data.decode.crops import CentralCrop, Crops, Interpolation, RandomResizedCrop
+from trainyard.data._native import core, own_decoder
+from trainyard.data.decode.crops import (
+    CentralCrop,
+    Crops,
+    FittedCrop,
+    Interpolation,
+    RandomCropParameters,
+    RandomResizedCrop,
+)
 from trainyard.data.decode.decode import decode_batch, native_pixels
 from trainyard.data.rng import fold_in, uniforms
 from trainyard.data.storage.encoded import in_memory
@@ -100,6 +107,7 @@ def test_the_decoder_makes_the_same_boxes(config: RandomResizedCrop | CentralCro
     contents = [encode(Image.new("L", size), "JPEG", quality=10) for size in sizes]
     ids, epochs = generator.integers(0, 10**9, size=(2, len(sizes)))
     draws = config.draw(ids, epochs)
+    assert isinstance(draws, RandomCropParameters | CentralCrop)
     crops, rule = draws.rule(len(sizes))
     out, status = np.empty((len(sizes), 8, 8, 3), np.uint8), np.zeros(len(sizes), np.uint8)
     native_pixels(core.Decoder(), in_memory(contents), crops, out, status=status, rule=rule)
@@ -231,6 +239,84 @@ def test_central_crops_of_rectangles_are_those_of_timm(
     difference = np.abs(ours[0].astype(int) - pixels)
     assert difference.max() <= 2
     assert (difference > 1).mean() < 1e-3
+
+
+PAD = (124, 116, 104)
+
+
+@pytest.mark.parametrize("target", [(96, 96), (64, 160), (33, 32)], ids=str)
+@pytest.mark.parametrize("crop_pct", [1.0, 0.875])
+@pytest.mark.parametrize("mode", ["squash", "border"])
+@pytest.mark.parametrize("size", [(640, 427), (100, 300), (48, 20), (160, 64)], ids=str)
+def test_whole_images_are_those_of_timm(
+    size: tuple[int, int], mode: str, crop_pct: float, target: tuple[int, int]
+) -> None:
+    """timm truncates the sides of an image that it pads, and ours are rounded."""
+    image = PHOTOGRAPH.resize(size)
+    theirs = create_transform(
+        (3, *target), crop_pct=crop_pct, crop_mode=mode, normalize=False
+    ).transforms
+    ours = np.empty((1, *target, 3), np.uint8)
+    crop = FittedCrop(target, crop_pct, PAD if mode == "border" else None)
+    content = encode(image, "PNG", compress_level=0)
+    assert decode_batch([content], crop, ours, "bilinear", decoder=own_decoder()) == {}
+    for transform in theirs:
+        image = transform(image)
+    difference = np.abs(ours[0].astype(int) - np.asarray(image).transpose(1, 2, 0))
+    if mode == "squash":
+        assert difference.max() <= 2
+    assert np.median(difference) <= 1
+    assert difference.mean() < (0.5 if mode == "squash" else 4)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 500), (500, 1), (3, 4000), (333, 500)], ids=str)
+@pytest.mark.parametrize("pad", [None, PAD])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_training_at_full_scale_sees_the_whole_image(
+    size: tuple[int, int], pad: tuple[int, ...] | None, kind: str
+) -> None:
+    """Pixel for pixel what an evaluation sees, flipped or not; smaller crops are valid, too."""
+    content = encode(PHOTOGRAPH.resize(size), kind)
+    whole = RandomResizedCrop(0, (1, 1), (3 / 4, 4 / 3), 0.5, fit="squash", pad=pad)
+    seen, expected = np.empty((8, 24, 40, 3), np.uint8), np.empty((1, 24, 40, 3), np.uint8)
+    draws = whole.draw(np.arange(8), np.zeros(8, np.int64))
+    decoder = own_decoder()
+    assert decode_batch([content] * 8, draws, seen, "bilinear", decoder=decoder) == {}
+    crop = FittedCrop((24, 40), 1, pad)
+    assert decode_batch([content], crop, expected, "bilinear", decoder=decoder) == {}
+    flips = draws(np.array([size] * 8)).flips
+    assert 0 < flips.sum() < 8
+    for image, flip in zip(seen, flips, strict=True):
+        np.testing.assert_array_equal(image[:, ::-1] if flip else image, expected[0])
+    part = replace(whole, scale=(0.08, 1.0)).draw(np.arange(8), np.zeros(8, np.int64))
+    assert decode_batch([content] * 8, part, seen, "bilinear", decoder=decoder) == {}
+
+
+def test_relative_crops_have_the_shares_and_shapes_of_a_square() -> None:
+    squashed = replace(IMAGENET, fit="squash")
+    sizes = [(1000, 1000), (1000, 500), (250, 1000)]
+    of_square, *others = (crop(squashed, [size] * 99).boxes / np.tile(size, 2) for size in sizes)
+    for boxes in others:
+        np.testing.assert_allclose(boxes, of_square, rtol=1e-12)
+    np.testing.assert_array_equal(of_square * 1000, crop(IMAGENET, [(1000, 1000)] * 99).boxes)
+
+
+def test_padding_is_the_mean_and_bad_images_are_black() -> None:
+    contents = [encode(Image.new("RGB", (10, 40), "white"), kind) for kind in ("PNG", "JPEG")]
+    out = np.empty((3, 20, 20, 3), np.uint8)
+    bad = decode_batch(
+        [contents[0], b"\xff\xd8no", contents[1]],
+        FittedCrop(20, 1, PAD),
+        out,
+        "bicubic",
+        decoder=own_decoder(),
+    )
+    assert [*bad] == [1]
+    assert not out[1].any()
+    for image in out[::2]:
+        assert (image[:, 7:12] == 255).all()
+        assert (image[:, :7] == PAD).all()
+        assert (image[:, 12:] == PAD).all()
 
 
 @pytest.mark.parametrize("target", [224, (64, 160), (160, 64)], ids=str)

@@ -48,6 +48,9 @@ def exported(classifier: Classifier, folder: Path) -> onnxruntime.InferenceSessi
         {"data.interpolation": "bicubic"},
         {"data.interpolation": "bilinear", "data.crop_pct": "0.7"},
         {"data.eval_size": "[24, 40]", "data.crop_pct": "1"},
+        {"data.fit": "squash", "data.crop_pct": "0.9"},
+        {"data.fit": "pad", "data.crop_pct": "1", "data.eval_size": "[24, 41]"},
+        {"data.fit": "pad", "data.crop_pct": "0.8"},
     ],
 )
 def test_the_classes_are_the_classifiers(

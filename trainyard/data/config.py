@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from trainyard.data.decode.crops import Interpolation
+from trainyard.data.decode.crops import Fit, Interpolation, Pixel
 from trainyard.data.storage.location import take_secrets
 from trainyard.image_size import ImageSize, as_size, height_width
 from trainyard.section import Section
@@ -70,12 +70,20 @@ class DataConfig(Section):
     augmentation). The number of images per epoch stays the same."""
     image_size: Size = 224
     """Side of a training image in pixels, or its height and width: [128, 256]. Crops keep the
-    shapes of `augment.ratio`, and are stretched to this one."""
+    shapes of `augment.ratio`, and are stretched to this one; see `fit`."""
     eval_size: Size | None = None
     """Side of an evaluation image in pixels, or its height and width; `image_size` by default."""
+    fit: Fit = "crop"
+    """How an image gets the shape of `image_size`. crop: training sees random crops of the shapes
+    of `augment.ratio`, evaluation the central crop. squash: it is stretched. pad: it keeps its
+    shape, and `mean` fills the rest. With squash and pad, evaluation sees the whole image, and
+    `augment.ratio` is relative to its shape: a crop with an `augment.scale` of [1, 1] is all of
+    it."""
     crop_pct: float = Field(0.875, gt=0, le=1)
     """Share of the short side that the central evaluation crop covers. For a height and width: the
-    image is resized to the smallest size of its own shape that covers both over `crop_pct`."""
+    image is resized to the smallest size of its own shape that covers both over `crop_pct`. With
+    `fit` squash it is the share of both sides, with pad that of the long side; both 1 by
+    default."""
     channels: int = Field(3, ge=1)
     """Channels of an image. 3: RGB. 1: luminance, the Y of a JPEG. Other numbers: multispectral
     images as .npy files, uint8[height, width, channels], or of two or four channels as PNG or TIFF;
@@ -114,6 +122,17 @@ class DataConfig(Section):
         if len(values) != channels and values != cls.model_fields[str(others.field_name)].default:
             raise ValueError(f"write one number for each channel, as data.channels = {channels}")
         return values
+
+    @property
+    def padding(self) -> Pixel | None:
+        """What is beside images of `fit` pad: almost 0, once normalised."""
+        return tuple(round(255 * mean) for mean in self.mean) if self.fit == "pad" else None
+
+    @model_validator(mode="after")
+    def _sees_the_whole(self) -> Self:
+        if self.fit != "crop" and "crop_pct" not in self.model_fields_set:
+            self.__dict__["crop_pct"] = 1.0  # the section is frozen
+        return self
 
     @model_validator(mode="after")
     def _has_statistics(self) -> Self:

@@ -12,7 +12,7 @@ from trainyard.data.augment.config import AugmentConfig
 from trainyard.data.augment.extra import MultiHot
 from trainyard.data.augment.transforms import batch_transforms, pixel_transforms
 from trainyard.data.config import DataConfig
-from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
+from trainyard.data.decode.crops import RandomResizedCrop, evaluation_crop
 from trainyard.data.device.copies import Transfer, page_locked, transfer_to
 from trainyard.data.device.feed import EvaluationFeeds, Feed, HostBatches, Normalise, TrainingFeed
 from trainyard.data.device.gpu_decode import DecodingTransfer
@@ -148,7 +148,7 @@ class Feeds:
         return feed
 
     def evaluation(self, index: Index) -> Feed:
-        """The central crop of every image, once."""
+        """Every image once, its central crop or the whole: see `data.fit`."""
         spec = self._evaluated(index)
         return self._feed_of(index, self._loader(index, spec), spec)
 
@@ -165,7 +165,7 @@ class Feeds:
         size = self.data.eval_size or self.data.image_size
         return LoaderSpec(
             plan=self._dealt(plan),
-            crop=CentralCrop(size, self.data.crop_pct),
+            crop=evaluation_crop(self.data.fit, size, self.data.crop_pct, self.data.padding),
             image_size=size,
             start=0,
             stop=plan.num_steps,
@@ -177,9 +177,14 @@ class Feeds:
 
     def _crop(self) -> RandomResizedCrop:
         augment = self.augment
-        alternates = augment.flip_mode == "alternating"
         return RandomResizedCrop(
-            self.seed, augment.scale, augment.ratio, augment.flip, alternates=alternates
+            self.seed,
+            augment.scale,
+            augment.ratio,
+            augment.flip,
+            alternates=augment.flip_mode == "alternating",
+            fit=self.data.fit,
+            pad=self.data.padding,
         )
 
     def _augmented(

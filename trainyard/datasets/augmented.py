@@ -10,8 +10,7 @@ from PIL import Image
 
 from trainyard.course import build_course
 from trainyard.data.index.table import Index
-from trainyard.data.reading.ahead import read_ahead
-from trainyard.data.reading.reader import Reader
+from trainyard.data.reading.reader import Reader, read_ahead
 from trainyard.data.sampler.plan import EndlessPlan
 from trainyard.datasets.contact_sheet import Ids, Tile, sheet_of, stored_tile
 

@@ -14,6 +14,7 @@ from trainyard.export.description import INPUT, OUTPUT, Description
 from trainyard.export.formats import METADATA
 from trainyard.image_size import height_width
 from trainyard.installation import DISTRIBUTION
+from trainyard.model.weights import CROP_MODES
 from trainyard.monitor.outcome import METRICS
 from trainyard.own_code import is_own
 
@@ -51,6 +52,7 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
         function=about.architecture.partition(":")[2] if is_own(about.architecture) else "",
         height=height,
         width=width,
+        crop_mode=CROP_MODES[about.fit],
         metrics=METRICS,
         difference=difference,
         input=INPUT,

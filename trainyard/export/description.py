@@ -10,6 +10,7 @@ from torch import nn
 
 from trainyard.classifier import Classifier
 from trainyard.config import RunConfig
+from trainyard.data.decode.crops import Fit
 from trainyard.data.open_datasets import Source, source_of
 from trainyard.data.storage.credentials import PIPE, without_secrets
 from trainyard.data.storage.location import split_of
@@ -38,7 +39,10 @@ class Description:
     """Further arguments of timm.create_model, or of the function, that the weights need."""
     classes: tuple[str, ...]
     image_size: ImageSize
+    fit: Fit
     crop_pct: float
+    padding: tuple[int, ...] | None
+    """The pixel beside an image of `fit` pad, 0 to 255; None for others."""
     interpolation: str
     exif: bool
     """True if images are turned upright by their EXIF first."""
@@ -98,6 +102,7 @@ class Description:
             "mean": self.mean,
             "std": self.std,
             "interpolation": self.interpolation,
+            "fit": self.fit,
             "crop_pct": self.crop_pct,
             "exif": self.exif,
             "step": self.step,
@@ -120,7 +125,9 @@ def describe(classifier: Classifier, license: str | None = None) -> Description:
         model_args=_model_args(model),
         classes=classifier.classes,
         image_size=classifier.image_size,
+        fit=config.data.fit,
         crop_pct=config.data.crop_pct,
+        padding=config.data.padding,
         interpolation=config.data.interpolation,
         exif=config.data.exif,
         mean=config.data.mean,

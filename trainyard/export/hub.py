@@ -11,6 +11,7 @@ from trainyard.export.check import Exported
 from trainyard.export.description import Description
 from trainyard.export.formats import FORMATS, Format
 from trainyard.image_size import height_width
+from trainyard.model.weights import CROP_MODES
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 MARK = "trainyard"
@@ -39,7 +40,7 @@ def _write_hub(model: Any, about: Description, folder: Path) -> None:
             "input_size": (about.channels, *height_width(about.image_size)),
             "interpolation": about.interpolation,
             "crop_pct": about.crop_pct,
-            "crop_mode": "center",
+            "crop_mode": CROP_MODES[about.fit],
             "mean": about.mean,
             "std": about.std,
         },

@@ -8,7 +8,6 @@ are of 15 bits: 1 in 300 (bilinear) or 50 (bicubic) differs, by one grey level.
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainyard.export.description import INPUT, OUTPUT, Description
 from trainyard.image_size import height_width
@@ -71,9 +70,8 @@ class _Nodes:
 
 def _prepare(add: _Nodes, about: Description) -> None:
     """From the photograph to the model's input: resized, cropped, normalised, a batch of one."""
-    size = np.array(height_width(about.image_size))
     sizes = add("Shape", PHOTOGRAPH, start=0, end=2)
-    resized = _resized(add, sizes, (size / about.crop_pct).astype(np.int64))
+    resized = _resized(add, sizes, about)
     one, channels = add.constant([1], np.int64), add.constant([about.channels], np.int64)
     target = add("Concat", one, resized, channels, axis=0)
     batch = add("Unsqueeze", _cast(add, PHOTOGRAPH, np.float32), add.constant([0], np.int64))
@@ -82,9 +80,7 @@ def _prepare(add: _Nodes, about: Description) -> None:
     exact = add("Round", add("Resize", batch, "", "", target, **how))
     limits = add.constant(0, np.float32), add.constant(255, np.float32)
     smaller = add("Clip", exact, *limits)
-    start = _half(add, add("Sub", resized, add.constant(size, np.int64)))
-    end = add("Add", start, add.constant(size, np.int64))
-    pixels = add("Slice", smaller, start, end, add.constant([1, 2], np.int64))
+    pixels = _central(add, smaller, resized, about)
     # In the order of data/device/feed.py.
     mean, std = (np.array(each, np.float32) * np.float32(255) for each in (about.mean, about.std))
     shifted = add("Sub", pixels, add.constant(mean, np.float32))
@@ -92,15 +88,40 @@ def _prepare(add: _Nodes, about: Description) -> None:
     add("Transpose", scaled, name=INPUT, perm=[0, 3, 1, 2])
 
 
-def _resized(add: _Nodes, sizes: str, covered: NDArray[np.int64]) -> str:
-    """Height and width of the resized image; see data/decode/crops.py: CentralCrop."""
-    if covered[0] == covered[1]:
+def _resized(add: _Nodes, sizes: str, about: Description) -> str:
+    """Height and width of the resized image; see data/decode/crops.py: evaluation_crop."""
+    covered = (np.array(height_width(about.image_size)) / about.crop_pct).astype(np.int64)
+    if about.fit == "squash":
+        return add.constant(covered, np.int64)
+    if about.fit == "crop" and covered[0] == covered[1]:
         least = add("ReduceMin", sizes, keepdims=1)
         return add("Div", add("Mul", sizes, add.constant(covered, np.int64)), least)
-    exact = _cast(add, sizes, np.float64)
-    factors = add("Div", exact, add.constant(covered, np.float64))
-    rounded = add("Round", add("Div", exact, add("ReduceMin", factors, keepdims=1)))
-    return _cast(add, rounded, np.int64)
+    exact, goal = _cast(add, sizes, np.float64), add.constant(covered, np.float64)
+    if about.fit == "crop":
+        least = add("ReduceMin", add("Div", exact, goal), keepdims=1)
+        return _cast(add, add("Round", add("Div", exact, least)), np.int64)
+    scale = add("ReduceMin", add("Div", goal, exact), keepdims=1)
+    rounded = _cast(add, add("Round", add("Mul", exact, scale)), np.int64)
+    return add("Max", rounded, add.constant([1, 1], np.int64))
+
+
+def _central(add: _Nodes, image: str, resized: str, about: Description) -> str:
+    """The middle of a resized image, of the model's size, with pixels beside it if it is padded."""
+    size = add.constant(height_width(about.image_size), np.int64)
+    start = _half(add, add("Sub", resized, size))
+    axes = add.constant([1, 2], np.int64)
+    if about.padding is None:
+        return add("Slice", image, start, add("Add", start, size), axes)
+    nothing = add.constant([0, 0], np.int64)
+    start = add("Max", start, nothing)
+    inner = add("Slice", image, start, add("Add", start, size), axes)
+    free = add("Max", add("Sub", size, resized), nothing)
+    before = add("Div", free, add.constant(2, np.int64))
+    beside = add("Concat", before, add("Sub", free, before), axis=0)
+    # Padding has one value for all channels: it is that of the difference to the pixel.
+    pixel = add.constant(about.padding, np.float32)
+    padded = add("Pad", add("Sub", inner, pixel), beside, "", axes)
+    return add("Add", padded, pixel)
 
 
 def _half(add: _Nodes, whole: str) -> str:

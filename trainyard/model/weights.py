@@ -28,6 +28,9 @@ KEYS = ("state_dict_ema", "model_ema", "model", "state_dict", "module")
 # Prefixes that wrappers add to names: DDP, torch.compile, Lightning and Colossal-AI, decent-dp.
 _WRAPPERS = ("module.", "_orig_mod.", "model.", "_model.")
 
+CROP_MODES = {"crop": "center", "squash": "squash", "pad": "border"}
+"""timm's crop_mode for each `data.fit`."""
+
 
 @dataclass(frozen=True)
 class LoadedWeights:
@@ -44,8 +47,10 @@ class LoadedWeights:
 
 def pixels_in(values: Mapping[str, Any]) -> Pixels:
     """The preparation of images in a configuration of timm, a file's header or a [data] section."""
-    keys = ("mean", "std", "interpolation", "crop_pct")
-    return {key: values[key] for key in keys if values.get(key) is not None}
+    keys = ("mean", "std", "interpolation", "crop_pct", "fit")
+    found = {key: values[key] for key in keys if values.get(key) is not None}
+    fits = [fit for fit, mode in CROP_MODES.items() if mode == values.get("crop_mode")]
+    return found | ({"fit": fits[0]} if fits else {})
 
 
 def read_weights(path: Path, key: str | None = None) -> LoadedWeights:

@@ -82,7 +82,8 @@ def _images(config: RunConfig, course: Course, begun: Beginning) -> str:
     mean, std = (" ".join(f"{value:.3g}" for value in found[key]) for key in ("mean", "std"))
     is_theirs = begun.log and begun.pixels and not _differences(config, begun, tuple(begun.pixels))
     return (
-        f"{shape}, {kind}; mean {mean}, std {std}, {data.interpolation}, crop {data.crop_pct:g}"
+        f"{shape}, {kind}; mean {mean}, std {std}, {data.interpolation}, {data.fit} "
+        f"{data.crop_pct:g}"
         f"{', as the weights had them' if is_theirs else ''}"
     )
 

@@ -60,10 +60,13 @@ def with_pixels(config: RunConfig, begun: Beginning) -> RunConfig:
     Mean and std of other channels than the recipe's are left out. CheckpointError if a value is
     none for a recipe.
     """
+    known = config.data.model_fields_set
+    has_other_fit = "fit" in known and begun.pixels.get("fit", "crop") != config.data.fit
     brought = {
         f"data.{key}": value
         for key, value in begun.pixels.items()
-        if key not in config.data.model_fields_set
+        if key not in known
+        and not (key == "crop_pct" and has_other_fit)  # it means another share
         and not (isinstance(value, list | tuple) and len(value) != config.data.channels)
     }
     try:

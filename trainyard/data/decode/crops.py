@@ -17,6 +17,9 @@ from trainyard.image_size import ImageSize, height_width
 Interpolation = Literal["bilinear", "bicubic"]
 """Both are antialiased."""
 
+Fit = Literal["crop", "pad", "squash"]
+Pixel = tuple[int, ...]
+"""The values of a pixel's channels, 0 to 255."""
 
 _ATTEMPTS = 10  # as in torchvision and timm
 _CROP_STREAM = 1  # keeps crops independent of other uses of the same seed
@@ -29,6 +32,9 @@ class Crops(NamedTuple):
     resizes_first: bool = False
     """True if the image is resized before it is cropped: pixels beyond a box then affect the pixels
     along its border. False if it is cropped first."""
+    pad: Pixel | None = None
+    """None if boxes are stretched to the target size. Else they keep their shape, and this pixel
+    fills what they leave free."""
 
     def part(self, position: int) -> "Crops":
         """The crop of one image."""
@@ -44,10 +50,6 @@ class CropParameters(Protocol):
 
     def __getitem__(self, part: slice | NDArray[np.int64]) -> "CropParameters":
         """The crop parameters of a part of the images."""
-
-    def rule(self, count: int) -> tuple[Crops, dict[str, Any]]:
-        """The crops of `count` images, whose boxes the C decoder is to fill in, bit-equal to those
-        of a call, and the arguments by which it does so."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,12 @@ class RandomResizedCrop:
     alternates: bool = False
     """True if a sample is flipped in every other visit, and the first is drawn; `flip` is unused.
     From Jordan 2024 (arXiv 2404.00498)."""
+    fit: Fit = "crop"
+    """Unless "crop", aspect ratios are relative to that of the image: all of an image is a box of
+    ratio 1."""
+    pad: Pixel | None = None  # see Crops
 
-    def draw(self, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> "RandomCropParameters":
+    def draw(self, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> CropParameters:
         stream = np.full_like(ids, _CROP_STREAM)
         random = uniforms(fold_in(self.seed, stream, epochs, ids), 3 + 2 * _ATTEMPTS)
         shares = between(self.scale, random[:, 3 : 3 + _ATTEMPTS])
@@ -77,7 +83,8 @@ class RandomResizedCrop:
         if self.alternates:
             first = uniforms(fold_in(self.seed, np.full_like(ids, _FLIP_STREAM), ids), 1)[:, 0]
             flips = (first < 0.5) ^ (epochs % 2 == 1)
-        return RandomCropParameters(drawn, flips, self.ratio)
+        parameters = RandomCropParameters(drawn, flips, self.ratio)
+        return parameters if self.fit == "crop" else RelativeCropParameters(parameters, self.pad)
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,8 @@ class RandomCropParameters:
         return RandomCropParameters(self.drawn[part], self.flips[part], self.ratio)
 
     def rule(self, count: int) -> tuple[Crops, dict[str, Any]]:
+        """The crops of `count` images, whose boxes the C decoder is to fill in, bit-equal to those
+        of a call, and the arguments by which it does so."""
         crops = Crops(np.empty((count, 4)), self.flips)
         return crops, {"drawn": self.drawn, "ratio": self.ratio}
 
@@ -126,6 +135,55 @@ class RandomCropParameters:
         width = np.where(found, widths[rows, first], widest)
         height = np.where(found, heights[rows, first], highest)
         return np.stack([width, height], axis=1), found
+
+
+@dataclass(frozen=True)
+class RelativeCropParameters:
+    """Random crops whose aspect ratios are relative to those of the images."""
+
+    of_squares: RandomCropParameters
+    pad: Pixel | None
+
+    def __getitem__(self, part: slice | NDArray[np.int64]) -> "RelativeCropParameters":
+        return RelativeCropParameters(self.of_squares[part], self.pad)
+
+    def __call__(self, sizes: NDArray[np.int64]) -> Crops:
+        sides = np.repeat(sizes.max(axis=1, keepdims=True), 2, axis=1)
+        boxes, flips = self.of_squares(sides)[:2]
+        return Crops(boxes * np.tile(sizes / sides, 2), flips, pad=self.pad)
+
+
+@dataclass(frozen=True)
+class FittedCrop:
+    """The central `crop_pct` of an image's sides (timm's "squash"); 1: the whole image.
+
+    With `pad` the image is resized so that its long side is `size / crop_pct`, and what is then
+    larger than `size` is cropped (timm's "border").
+    """
+
+    size: ImageSize
+    crop_pct: float
+    pad: Pixel | None = None  # see Crops
+
+    def draw(self, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> "FittedCrop":
+        return self
+
+    def __call__(self, sizes: NDArray[np.int64]) -> Crops:
+        """The crops of images of `sizes` (int[n, 2]: width, height)."""
+        size = np.array(height_width(self.size)[::-1])
+        covered = (size / self.crop_pct).astype(np.int64)
+        # Whole pixels of the resized image, rounded as in timm.
+        resized = covered
+        if self.pad is not None:
+            scale = (covered / sizes).min(axis=1, keepdims=True)
+            resized = np.maximum(np.rint(sizes * scale), 1)
+        start = np.maximum(np.rint((resized - size) / 2), 0)
+        end = np.minimum(start + size, resized)
+        boxes = np.concatenate([start / resized * sizes, end / resized * sizes], axis=1)
+        return Crops(boxes, np.zeros(len(sizes), np.bool_), resizes_first=True, pad=self.pad)
+
+    def __getitem__(self, part: slice | NDArray[np.int64]) -> "FittedCrop":
+        return self
 
 
 @dataclass(frozen=True)
@@ -165,6 +223,22 @@ class CentralCrop:
         return self
 
     def rule(self, count: int) -> tuple[Crops, dict[str, Any]]:
+        """See RandomCropParameters.rule."""
         size, covered = self._size_and_covered()
         crops = Crops(np.empty((count, 4)), np.zeros(count, np.bool_), resizes_first=True)
         return crops, {"central": (*size.tolist(), *covered.tolist())}
+
+
+def inner_size(box: NDArray[np.float64], size: tuple[int, int]) -> tuple[int, int]:
+    """Height and width, in whole pixels, of the largest image of a box's shape within `size`."""
+    (left, top, right, bottom), (height, width) = box.tolist(), size
+    scale = min(width / (right - left), height / (bottom - top))
+    sides = round((bottom - top) * scale), round((right - left) * scale)
+    return min(max(sides[0], 1), height), min(max(sides[1], 1), width)
+
+
+def evaluation_crop(
+    fit: Fit, size: ImageSize, crop_pct: float, pad: Pixel | None
+) -> CentralCrop | FittedCrop:
+    """The part of an image that an evaluation sees; the arguments are those of DataConfig."""
+    return CentralCrop(size, crop_pct) if fit == "crop" else FittedCrop(size, crop_pct, pad)

@@ -24,7 +24,13 @@ from PIL import Image, UnidentifiedImageError
 
 from trainyard.data._native import core
 from trainyard.data.decode.array_file import array_shape, is_array, pixels_of_array
-from trainyard.data.decode.crops import CentralCrop, Crops, Interpolation, RandomCropParameters
+from trainyard.data.decode.crops import (
+    CentralCrop,
+    Crops,
+    Interpolation,
+    RandomCropParameters,
+    inner_size,
+)
 from trainyard.data.decode.orientation import (
     Orientations,
     may_be_turned,
@@ -128,6 +134,9 @@ def _decode_sized(
     orientations = native_orientations(contents, status) if exif else None
     bad = _pillow_sizes(contents, sizes, status, orientations) | unreadable
     crops = crop(sizes if orientations is None else upright_sizes(sizes, orientations))
+    if crops.pad is not None:
+        how = partial(_decode_sized, interpolation=interpolation, decoder=decoder, exif=exif)
+        return _decode_padded(how, contents, crops, out_BHWC, seek=seek, bad=bad)
     if decoder is not None:
         native = partial(native_pixels, decoder, bicubic=interpolation == "bicubic")
         if orientations is None:
@@ -146,6 +155,39 @@ def _decode_sized(
                 bad[position] = str(error)
     out_BHWC[list(bad)] = 0
     return bad
+
+
+def _decode_padded(
+    decode: Callable[..., dict[int, str]],
+    contents: Sequence[bytes],
+    crops: Crops,
+    out_BHWC: NDArray[np.uint8],
+    *,
+    seek: EncodedSpans | None,
+    bad: dict[int, str],
+) -> dict[int, str]:
+    """Each box in the middle, in its own shape, and `crops.pad` beside it. Adds to `bad`."""
+    assert crops.pad is not None
+    height, width, channels = out_BHWC.shape[1:]
+    out_BHWC[:] = crops.pad
+    for position in set(range(len(contents))) - bad.keys():
+        one = slice(position, position + 1)
+        crop = crops.part(position)._replace(pad=None)
+        high, wide = inner_size(crop.boxes[0], (height, width))
+        pixels_BHWC = np.empty((1, high, wide, channels), np.uint8)
+        found = decode(
+            contents[one], partial(_given, crop), pixels_BHWC, seek=seek and seek.part(one)
+        )
+        bad |= {position + zero: reason for zero, reason in found.items()}
+        top, left = (height - high) // 2, (width - wide) // 2
+        left = width - wide - left if crop.flips[0] else left
+        out_BHWC[position, top : top + high, left : left + wide] = pixels_BHWC[0]
+    out_BHWC[list(bad)] = 0
+    return bad
+
+
+def _given(crops: Crops, sizes: NDArray[np.int64]) -> Crops:
+    return crops
 
 
 # --- the extension ---

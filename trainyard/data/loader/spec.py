@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from trainyard.data.decode.crops import CentralCrop, Interpolation, RandomResizedCrop
+from trainyard.data.decode.crops import (
+    CentralCrop,
+    FittedCrop,
+    Interpolation,
+    RandomResizedCrop,
+)
 from trainyard.data.sampler.plan import Plan
 from trainyard.image_size import ImageSize
 from trainyard.world import World, cores_per_rank
@@ -29,7 +34,7 @@ class LoaderSpec:
     """The configuration of the loader process; plain data."""
 
     plan: Plan
-    crop: RandomResizedCrop | CentralCrop
+    crop: RandomResizedCrop | CentralCrop | FittedCrop
     image_size: ImageSize
     channels: int = 3  # as in DataConfig
     interpolation: Interpolation = "bilinear"
