@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from trainyard.cli.sweep import combinations
 from trainyard.command_line import _parser, split_overrides
 from trainyard.config import all_keys, builtin_recipes, load_recipe
 
@@ -64,7 +65,9 @@ def check_command(command: str) -> None:
     assert not overrides or options.takes_overrides
     recipe = getattr(options, "recipe", None) or getattr(options, "name", None)
     if recipe in builtin_recipes():
-        load_recipe(recipe, overrides)
+        swept = words[0] == "sweep"
+        for one in [run.overrides for run in combinations(overrides)] if swept else [overrides]:
+            load_recipe(recipe, one)
     assert overrides.keys() <= all_keys().keys()
 
 
