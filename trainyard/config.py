@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from trainyard.averaging.config import AverageConfig
-from trainyard.course import Duration, Interval, Length
+from trainyard.course import Duration, Interval, Length, amount_of
 from trainyard.data.augment.config import AugmentConfig
 from trainyard.data.config import DataConfig, Locations
 from trainyard.errors import RecipeError
@@ -213,6 +213,11 @@ def check(tree: dict[str, Any]) -> RunConfig:
     _check_channels(config)
     if config.data.fit == "pad":
         _refuse({"data.decode = 'gpu'": config.data.decode == "gpu"}, "data.fit = 'pad'")
+    if (patience := config.run.patience) is not None:
+        every = config.run.eval_every
+        amount = amount_of(every)
+        never = amount is not None and not amount[0]
+        _refuse({f"run.eval_every = {every!r}": never}, f"run.patience = {patience}")
     _check_schedule_free(config)
     _check_average(config)
     _check_sharded(config)

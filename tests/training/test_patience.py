@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from tests.command_line import newest
+from tests.errors import raises
 from tests.runs import curve, events, progress, recipe
 from tests.spawn import spawn, train_joined
+from trainyard.config import load_recipe
 from trainyard.monitor.outcome import Outcome
 from trainyard.report.page import page
 from trainyard.report.runs import read_runs
@@ -91,3 +93,8 @@ def test_ranks_end_together(digits: Path, tmp_path: Path) -> None:
     """With replicas that differ too; the second time the run is complete."""
     found = spawn(_go_on_ranks, 2, digits, tmp_path)
     assert found == [[[(6, 2, False), (6, 2, True)]] * 2] * 2
+
+
+def test_no_patience_without_evaluations() -> None:
+    with raises("recipe.keys-conflict", other="run.patience = 2"):
+        load_recipe("debug", {"run.patience": "2", "run.eval_every": "0 steps"})
