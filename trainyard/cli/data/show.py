@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _MAX_CLASSES = 25  # rows of a class table; --json lists all
 _EXTREMES = 10  # number of largest and of smallest classes shown instead
 _ROWS, _COLUMNS = 6, 8  # of a contact sheet
+_SECTIONS = ("data", "augment", "batch")  # of keys that can affect an augmented image
 _HEADERS = 1000  # images whose headers are read for their sides
 
 
@@ -41,7 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="a row for each image, as this recipe's training sees it in its first epochs; recipe "
         "keys may follow, --augment.mixup 0.2 say",
     )
-    parser.set_defaults(run_command=data_show, takes_overrides=True)
+    parser.set_defaults(run_command=data_show, takes_overrides=_SECTIONS)
 
 
 def data_show(options: argparse.Namespace) -> int:
@@ -50,8 +51,8 @@ def data_show(options: argparse.Namespace) -> int:
     is_chosen = chosen != (None, None, _ROWS, _COLUMNS, 0) or options.augmented is not None
     if options.sheet is None and is_chosen:
         raise InputError("option.needs-sheet")
-    if options.overrides and options.augmented is None:
-        raise InputError("option.needs-augmented", key=next(iter(options.overrides)))
+    if options.overrides:
+        _check_overrides(options)
     check_suffix(options.sheet, "--sheet", ".png")  # before all is indexed
     for name in ("rows", "columns"):
         if not 1 <= (value := getattr(options, name)) <= 100:
@@ -70,6 +71,14 @@ def data_show(options: argparse.Namespace) -> int:
     if options.sheet is not None:
         print(f"contact sheet in {options.sheet}")
     return 0
+
+
+def _check_overrides(options: argparse.Namespace) -> None:
+    from trainyard.compare import check_keys
+
+    if options.augmented is None:
+        raise InputError("option.needs-augmented", key=next(iter(options.overrides)))
+    check_keys(options.overrides, _SECTIONS, "a sheet")
 
 
 def open_splits(location: str, *, one_label_space: bool = False) -> dict[str, "Index"]:
