@@ -48,7 +48,7 @@ WRONG_WORDS: list[tuple[str, str, dict[str, str], list[str]]] = [
     ("evaluate tests", "checkpoint.wrong-path", {"path": "tests"}, []),
     ("evaluate x --optim.lr 1", "recipe.key-without-effect", {"key": "optim.lr"}, []),
     ("evaluate x --predictions p.txt", "option.wrong-suffix", {"suffix": ".csv"}, []),
-    ("data stage x --optim.lr 1", "option.takes-no-recipe-keys", {"key": "optim.lr"}, []),
+    ("data stage x --to y --optim.lr 1", "option.takes-no-recipe-keys", {"key": "optim.lr"}, []),
     ("data show x --optim.lr 1", "option.needs-augmented", {"key": "optim.lr"}, []),
     ("", "option.missing", {"names": "COMMAND"}, []),
     ("train --data tests", "option.missing", {"names": "RECIPE"}, []),
@@ -68,7 +68,7 @@ WRONG_WORDS: list[tuple[str, str, dict[str, str], list[str]]] = [
     ("train debug --nonsense", UNKNOWN, {"option": "--nonsense"}, []),
     ("train debug extra", UNKNOWN, {"option": "extra"}, []),
     ("data show x --epochs 3", UNKNOWN, {"option": "--epochs"}, []),  # no key of a sheet
-    ("data stage x --epochs 3", UNKNOWN, {"option": "--epochs"}, []),  # takes no keys
+    ("data stage x --to y --epochs 3", UNKNOWN, {"option": "--epochs"}, []),  # takes no keys
     ("evaluate x --lr 1", UNKNOWN, {"option": "--lr"}, []),  # no key of an evaluation
     ("recipes --device cuda", UNKNOWN, {"option": "--device"}, []),
 ]
