@@ -311,7 +311,7 @@ def _write(predictions: Predictions) -> None:
         }
         write_npz("--embeddings", Path(options.embeddings), columns)
     if options.duplicates:
-        from trainyard.datasets.near_duplicates import near_duplicates
+        from trainyard.datasets.near_duplicates import MOST, near_duplicates
 
         found = near_duplicates(vectors, options.similar)
         lines: list[tuple[object, ...]] = [
@@ -321,7 +321,8 @@ def _write(predictions: Predictions) -> None:
         head = ("cosine", "path_1", "offset_1", "class_1", "path_2", "offset_2", "class_2")
         write_csv("--duplicates", Path(options.duplicates), [head, *lines])
         if not options.json:
-            print_text(f"{len(lines):,} pairs of images look alike: {options.duplicates}")
+            most = " or more, of which these are the most alike" if len(lines) == MOST else ""
+            print_text(f"{len(lines):,} pairs of images look alike{most}: {options.duplicates}")
 
 
 def _write_overlays(folder: Path, predictions: Predictions) -> None:

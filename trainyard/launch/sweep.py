@@ -5,6 +5,7 @@ import queue
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from types import FrameType
 from typing import NamedTuple
@@ -80,21 +81,23 @@ def _start(
 ) -> "subprocess.Popen[bytes]":
     environment = os.environ | {LAUNCHER: str(os.getpid())}
     environment |= {_VISIBLE: device} if device else {}
-    prepare = partial(_take_cores, devices.index(device), len(devices))
-    return subprocess.Popen(
+    process = subprocess.Popen(
         job.command,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL if is_quiet else None,
-        preexec_fn=prepare if len(devices) > 1 else None,
     )
+    if len(devices) > 1:
+        _give_cores(process, devices.index(device), len(devices))
+    return process
 
 
-def _take_cores(place: int, count: int) -> None:
-    """Leave this process every `count`-th core from the `place`-th on, if there are enough."""
+def _give_cores(process: "subprocess.Popen[bytes]", place: int, count: int) -> None:
+    """Leave a new process every `count`-th core from the `place`-th on, if there are enough."""
     if hasattr(os, "sched_setaffinity"):  # not on macOS
         own = sorted(os.sched_getaffinity(0))[place::count]
-        os.sched_setaffinity(0, own or os.sched_getaffinity(0))
+        with suppress(ProcessLookupError):  # it has ended already
+            os.sched_setaffinity(process.pid, own or os.sched_getaffinity(0))
 
 
 def _await(
