@@ -57,7 +57,7 @@ schedule.warmup schedule.warmup_from schedule.warmup_ends schedule.min_lr batch.
 batch.precision average.name average.topology run.* watch.* data.threads data.max_bad
 augment.erasing_mode schedule.gamma loss.distillation* loss.temperature loss.focal_gamma
 model.channels_last=True model.compile=off data.order=exact data.repeats=1 data.decode=cpu
-augment.mix_mode=batch optim.backbone_lr=1.0 loss.name=ce schedule.warmup_prefix=True
+augment.mix_mode=batch optim.backbone_lr=1.0 loss.name=ce schedule.warmup_prefix=True data.fit=crop
 """
 
 
