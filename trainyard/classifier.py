@@ -25,7 +25,6 @@ from trainyard.data._native import own_decoder
 from trainyard.data.batch import Batch
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.array_file import array_file
-from trainyard.data.decode.crops import evaluation_crop
 from trainyard.data.decode.decode import BadImageError, as_rgb, decode_batch
 from trainyard.data.decode.orientation import orientation_of, upright
 from trainyard.data.device.feed import Normalise
@@ -143,7 +142,7 @@ class Classifier:
     """"" for the run's own weights, "ema" for their moving average, "ema-0.99" of several."""
     device: torch.device
     temperature: float = 1.0
-    """What the model's logits are divided by already; see run/temperature.py."""
+    """The temperature, by which the model's logits are divided; see run/temperature.py."""
 
     def __repr__(self) -> str:
         size = size_text(self.image_size)
@@ -195,8 +194,7 @@ class Classifier:
         data, size, images = self.config.data, self.image_size, _listed(images)
         contents = [_content(image, number, data) for number, image in enumerate(images)]
         pixels_BHWC = np.empty((len(contents), *height_width(size), data.channels), np.uint8)
-        crop = evaluation_crop(data.fit, size, data.crop_pct, data.padding)
-        decoder = own_decoder()
+        crop, decoder = data.evaluation_crop(size), own_decoder()
         how, exif = data.interpolation, data.exif
         bad = decode_batch(contents, crop, pixels_BHWC, how, decoder=decoder, exif=exif)
         for number, reason in sorted(bad.items()):

@@ -24,7 +24,7 @@ KEYS = {"augment.randaugment": "rand-m9-mstd0.5-inc1", "augment.erasing": "0.5",
 
 @pytest.fixture
 def tiles(monkeypatch: pytest.MonkeyPatch) -> list[Tile]:
-    """What is drawn, once a sheet was made."""
+    """The images that a sheet draws."""
     drawn: list[Tile] = []
 
     def note(found: list[Tile], columns: int, title: Any, *, count: int) -> Image.Image:

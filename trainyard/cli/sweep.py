@@ -33,7 +33,7 @@ class Combination(NamedTuple):
     """One run of a sweep."""
 
     name: str
-    """Of its folder: the values of the keys that vary."""
+    """The name of its folder: the values of the keys that vary."""
     overrides: dict[str, str]
 
 

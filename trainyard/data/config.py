@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from trainyard.data.decode.crops import Fit, Interpolation, Pixel
+from trainyard.data.decode.crops import CentralCrop, Fit, FittedCrop, Interpolation, Pixel
 from trainyard.data.storage.location import take_secrets
 from trainyard.image_size import ImageSize, as_size, height_width
 from trainyard.section import Section
@@ -125,8 +125,14 @@ class DataConfig(Section):
 
     @property
     def padding(self) -> Pixel | None:
-        """What is beside images of `fit` pad: almost 0, once normalised."""
+        """The pixel beside images of `fit` pad: normalised, it is almost 0."""
         return tuple(round(255 * mean) for mean in self.mean) if self.fit == "pad" else None
+
+    def evaluation_crop(self, size: ImageSize) -> CentralCrop | FittedCrop:
+        """The part of an image that an evaluation sees, at this size."""
+        if self.fit == "crop":
+            return CentralCrop(size, self.crop_pct)
+        return FittedCrop(size, self.crop_pct, self.padding)
 
     @model_validator(mode="after")
     def _sees_the_whole(self) -> Self:

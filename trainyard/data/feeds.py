@@ -12,7 +12,7 @@ from trainyard.data.augment.config import AugmentConfig
 from trainyard.data.augment.extra import MultiHot
 from trainyard.data.augment.transforms import batch_transforms, pixel_transforms
 from trainyard.data.config import DataConfig
-from trainyard.data.decode.crops import RandomResizedCrop, evaluation_crop
+from trainyard.data.decode.crops import RandomResizedCrop
 from trainyard.data.device.copies import Transfer, page_locked, transfer_to
 from trainyard.data.device.feed import EvaluationFeeds, Feed, HostBatches, Normalise, TrainingFeed
 from trainyard.data.device.gpu_decode import DecodingTransfer
@@ -165,7 +165,7 @@ class Feeds:
         size = self.data.eval_size or self.data.image_size
         return LoaderSpec(
             plan=self._dealt(plan),
-            crop=evaluation_crop(self.data.fit, size, self.data.crop_pct, self.data.padding),
+            crop=self.data.evaluation_crop(size),
             image_size=size,
             start=0,
             stop=plan.num_steps,

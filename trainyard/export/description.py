@@ -53,7 +53,7 @@ class Description:
     weights: str
     """ "ema" for the moving average, "ema-0.99" for one of several, "raw" for the weights."""
     temperature: float
-    """What the exported logits are divided by already; see run/temperature.py."""
+    """The temperature, by which the exported logits are divided; see run/temperature.py."""
     precision: str
     """Precision of training and evaluation; exported models compute in float32."""
     evaluation: dict[str, Any]

@@ -89,7 +89,7 @@ def _prepare(add: _Nodes, about: Description) -> None:
 
 
 def _resized(add: _Nodes, sizes: str, about: Description) -> str:
-    """Height and width of the resized image; see data/decode/crops.py: evaluation_crop."""
+    """Height and width of the resized image; see data/config.py: evaluation_crop."""
     covered = (np.array(height_width(about.image_size)) / about.crop_pct).astype(np.int64)
     if about.fit == "squash":
         return add.constant(covered, np.int64)

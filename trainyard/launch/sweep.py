@@ -23,7 +23,7 @@ class End(NamedTuple):
     """The end of a run."""
 
     number: int
-    """Of its job."""
+    """The number of its job."""
     code: int
     """As a shell reports it."""
 

@@ -47,7 +47,7 @@ class Row:
     best_step: int | None = None
     best_epoch: float | None = None
     seconds: float = 0.0
-    """Of training, over all restarts."""
+    """The time of training, over all restarts."""
     message: str | None = None
     """Why it failed, or is unreadable."""
 

@@ -94,7 +94,7 @@ class DataSetResult:
     """Of several averages, the decay of the one that was the best in the run's evaluation."""
     question: EvaluationOptions
     temperatures: Temperatures = field(default_factory=dict)
-    """Of the weights by prefix, where they are not 1."""
+    """The temperatures of the weights by prefix, where they are not 1."""
 
     @cached_property
     def labels(self) -> NDArray[Any]:

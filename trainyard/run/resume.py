@@ -254,7 +254,7 @@ def resume(
     with together(world):
         note = checkpoint.load_checkpoint(state, path)
         if path.parent.resolve() != folder.checkpoints.resolve():
-            # Of another run, whose checkpoints are not here.
+            # They belong to another run, whose checkpoints are not here.
             state.last, state.best, state.stale = {}, {}, 0
         if world.is_first:
             saver.point_best(folder.checkpoints, state.best.get("step", 0))

@@ -37,7 +37,7 @@ Temperatures = dict[str, float]
 
 
 def load_temperatures(checkpoint: Path) -> Temperatures:
-    """Those of a checkpoint; empty if none was fitted. CheckpointError for a damaged file."""
+    """The temperatures of a checkpoint, {} if none was fitted; CheckpointError if damaged."""
     path = checkpoint / _FILE
     if not path.exists():
         return {}

@@ -235,10 +235,3 @@ def inner_size(box: NDArray[np.float64], size: tuple[int, int]) -> tuple[int, in
     scale = min(width / (right - left), height / (bottom - top))
     sides = round((bottom - top) * scale), round((right - left) * scale)
     return min(max(sides[0], 1), height), min(max(sides[1], 1), width)
-
-
-def evaluation_crop(
-    fit: Fit, size: ImageSize, crop_pct: float, pad: Pixel | None
-) -> CentralCrop | FittedCrop:
-    """The part of an image that an evaluation sees; the arguments are those of DataConfig."""
-    return CentralCrop(size, crop_pct) if fit == "crop" else FittedCrop(size, crop_pct, pad)
