@@ -147,6 +147,16 @@ def test_the_last_batch_of_one_pass_is_as_short_as_it_is(index: Index) -> None:
     assert sorted(seen) == list(range(11))
 
 
+def test_another_pass_is_the_same_and_nothing_more(index: Index) -> None:
+    """Small batches are planned many at a time, and the last of them end with the pass."""
+    with Loader(index, spec(plan=OnePassPlan(11, 5), start=0, stop=3)) as loader:
+        passes = [[copied(batch) for batch in loader] for _ in range(3)]
+    for again in passes[1:]:
+        for batch, first in zip(again, passes[0], strict=True):
+            assert batch.ids.tolist() == first.ids.tolist()
+            assert np.array_equal(batch.images_BHWC, first.images_BHWC)
+
+
 def test_each_batch_says_how_fast_the_loader_could_be(index: Index) -> None:
     for batch in all_batches(index, spec()):
         assert batch.capacity > 0
