@@ -1,14 +1,15 @@
 """Where replicas end that synchronise by all-reduce, by gossip or now and then, on Fashion-MNIST.
 
 python -m benchmarks.convergence FOLDER [--replicas 4] [--only NAME ...] [--seeds 5]
-    [--seconds 100] [--hardware NAME]
+    [--epochs 2] [--seconds 100] [--hardware NAME]
 
 One recipe (benchmarks/fashion_mnist.py: SGD, 256 images a step over all replicas) with another
 [average] section; the same images in the same order, on two replicas per node, over gloo. Learning
 rates are chosen on a tenth of the training images that is held out, by the loss of another seed:
 three rates a factor of 2 apart, and more while the best one is the largest or the smallest. The
 rates are chosen for all-reduce, one-peer gossip, periodic averaging and each outer momentum, on
-four replicas; variants of these and eight replicas take the rates of their kind.
+four replicas in two epochs; variants of these, more replicas and longer runs take the rates of
+their kind.
 
 FOLDER is for the data and `convergence.jsonl`, the finished runs. The program starts no run after
 --seconds: call it again until nothing is left. --hardware writes the table.
@@ -40,13 +41,12 @@ from benchmarks.fashion_mnist import (
 )
 from benchmarks.saving import listed, save
 from trainyard.averaging.config import DEFAULT_EVERY, DEFAULT_TOPOLOGY, AverageConfig
-from trainyard.averaging.topology import rounds
+from trainyard.averaging.topology import Round, rounds
 
-EPOCHS = 2
 TUNING = (100,)  # seeds
-TUNED_AT = 4  # replicas
-STEPS = EPOCHS * 60_000 // 256
+TUNED_AT = (4, 2)  # replicas and epochs
 BASE = "all-reduce"
+GLOBAL_EVERY = 16  # rounds
 EXPONENTIAL = {"name": "gossip", "topology": "one-peer-exponential"}
 PERIODIC = {"name": "periodic", "every": 8}
 
@@ -61,6 +61,14 @@ class Contender(NamedTuple):
     is_stream: bool = False
 
 
+def with_global_rounds(size: int, local_size: int) -> list[Round]:
+    """One-peer exponential rounds, of which every sixteenth is of all (Chen et al. 2021)."""
+    peers = rounds("one-peer-exponential", size, local_size)
+    found = [peers[number % len(peers)] for number in range(GLOBAL_EVERY * len(peers))]
+    found[GLOBAL_EVERY - 1 :: GLOBAL_EVERY] = [[tuple(range(size))]] * len(peers)
+    return found
+
+
 _GOSSIP = "gossip, one-peer exponential"
 CONTENDERS = {
     BASE: Contender({"name": "allreduce"}),
@@ -70,11 +78,15 @@ CONTENDERS = {
     _GOSSIP: Contender(EXPONENTIAL),
     "the same, no overlap": Contender(EXPONENTIAL | {"overlap": False}, rate_of=_GOSSIP),
     "the same, bf16": Contender(EXPONENTIAL | {"compress": "bf16"}, rate_of=_GOSSIP),
+    "the same, every 16th round of all": Contender(
+        EXPONENTIAL | {"topology": "benchmarks.convergence:with_global_rounds"}, rate_of=_GOSSIP
+    ),
     "gossip, complete": Contender({"name": "gossip", "topology": "complete"}, rate_of=_GOSSIP),
     "gossip, ring": Contender({"name": "gossip", "topology": "ring"}, rate_of=_GOSSIP),
     "gossip, alternating exponential ring": Contender(
         {"name": "gossip", "topology": "alternating-exponential-ring"}, rate_of=_GOSSIP
     ),
+    "periodic, every 2 steps": Contender(PERIODIC | {"every": 2}, rate_of=BASE),
     "periodic, every 8 steps": Contender(PERIODIC),
     "periodic, DiLoCo's momentum": Contender(
         PERIODIC | {"outer_lr": 0.7, "outer_momentum": 0.9}, rate=0.05
@@ -86,11 +98,11 @@ CONTENDERS = {
 
 
 def job_of(options: argparse.Namespace, name: str, lr: float, seed: int, held_out: bool) -> Job:
-    contender = CONTENDERS[name]
+    contender, epochs = CONTENDERS[name], options.epochs
     run = {
         "contender": name,
         "replicas": options.replicas,
-        "epochs": EPOCHS,
+        "epochs": epochs,
         "lr": lr,
         "seed": seed,
     }
@@ -102,7 +114,7 @@ def job_of(options: argparse.Namespace, name: str, lr: float, seed: int, held_ou
             "data.train": f"{options.folder}/web/imagenet-train-{{000000..000059}}.tar",
         }
     keys = (
-        recipe(options.folder, epochs=EPOCHS, seed=seed, held_out=held_out) | {"optim.lr": lr} | own
+        recipe(options.folder, epochs=epochs, seed=seed, held_out=held_out) | {"optim.lr": lr} | own
     )
     return Job(run | {"held_out": held_out}, keys, options.replicas)
 
@@ -113,19 +125,21 @@ def next_jobs(found: list[Run], options: argparse.Namespace) -> list[Job]:
     final: list[Any] = []
     for name in options.only:
         tuned = CONTENDERS[name].rate_of or name
-        known = by_rate(runs_of(found, tuned, TUNED_AT, held_out=True), len(TUNING))
+        known = by_rate(runs_of(found, tuned, *TUNED_AT, held_out=True), len(TUNING))
         rates = missing_rates(known, CONTENDERS[tuned].rate)
         if not rates:
             final += [(name, best_rate(known), seed, False) for seed in range(options.seeds)]
-        elif options.replicas == TUNED_AT:
+        elif (options.replicas, options.epochs) == TUNED_AT:
             tuning += [(tuned, rate, seed, True) for rate in rates for seed in TUNING]
     final.sort(key=lambda each: each[2])
     jobs = [job_of(options, *each) for each in dict.fromkeys(tuning or final)]
     return left(jobs, found)
 
 
-def runs_of(found: list[Run], name: str, replicas: int, *, held_out: bool) -> list[Run]:
-    return select(found, contender=name, replicas=replicas, epochs=EPOCHS, held_out=held_out)
+def runs_of(
+    found: list[Run], name: str, replicas: int, epochs: int, *, held_out: bool
+) -> list[Run]:
+    return select(found, contender=name, replicas=replicas, epochs=epochs, held_out=held_out)
 
 
 # --- the table ---
@@ -141,14 +155,14 @@ Sent: bytes that a replica sends per step, over those of its weights; collective
 
 def table(found: list[Run]) -> str:
     lines = [
-        "| replicas | averager | rate | seeds | top-1, % | against all-reduce | loss "
+        "| replicas | epochs | averager | rate | seeds | top-1, % | against all-reduce | loss "
         "| distance after an epoch | at the end | sent |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for replicas in sorted({run["replicas"] for run in found}):
-        base = runs_of(found, BASE, replicas, held_out=False)
+    for size in sorted({(run["replicas"], run["epochs"]) for run in found}):
+        base = runs_of(found, BASE, *size, held_out=False)
         for name in CONTENDERS:
-            runs = runs_of(found, name, replicas, held_out=False)
+            runs = runs_of(found, name, *size, held_out=False)
             if runs:
                 lines.append(row(name, runs, base))
     return "\n".join(lines) + "\n"
@@ -163,8 +177,8 @@ def row(name: str, runs: list[Run], base: list[Run]) -> str:
     loss = statistics.mean(run["loss"] for run in runs)
     sent = sent_share(AverageConfig(**CONTENDERS[name].average), replicas)
     return (
-        f"| {replicas} | {name} | {runs[0]['lr']:g} | {len(runs)} | {percent(runs)} "
-        f"| {gap(runs, base)} | {loss:.4f} | {' | '.join(apart)} | {sent:.2f} |"
+        f"| {replicas} | {runs[0]['epochs']} | {name} | {runs[0]['lr']:g} | {len(runs)} "
+        f"| {percent(runs)} | {gap(runs, base)} | {loss:.4f} | {' | '.join(apart)} | {sent:.2f} |"
     )
 
 
@@ -199,7 +213,8 @@ def gap(runs: list[Run], base: list[Run]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--replicas", type=int, default=TUNED_AT)
+    parser.add_argument("--replicas", type=int, default=TUNED_AT[0])
+    parser.add_argument("--epochs", type=int, default=TUNED_AT[1], help="of 234 steps")
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=float("inf"))
@@ -217,8 +232,7 @@ def main() -> None:
         about = {
             "hardware": options.hardware,
             "torch": torch.__version__,
-            "epochs": EPOCHS,
-            "steps": STEPS,
+            "steps of an epoch": 60_000 // 256,
             "held out to choose rates": HELD_OUT,
         }
         text = f"# Replicas that synchronise in different ways\n\n{listed(about)}\n\n"

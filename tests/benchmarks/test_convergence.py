@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 def test_finished_runs_are_not_repeated_and_tests_wait_for_the_rate(tmp_path: Path) -> None:
     names = ["all-reduce", "sharded"]
-    options = argparse.Namespace(folder=tmp_path, replicas=4, only=names, seeds=2)
+    options = argparse.Namespace(folder=tmp_path, replicas=4, epochs=2, only=names, seeds=2)
     found: list[Run] = []
     while tuning := [job for job in next_jobs(found, options) if job.run["held_out"]]:
         assert {job.run["contender"] for job in tuning} == {"all-reduce"}
