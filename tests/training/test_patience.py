@@ -47,6 +47,8 @@ def test_the_run_ends_after_so_many_evaluations_in_a_row(digits: Path, tmp_path:
         assert (outcome.stopped, outcome.stale) == (None, patience)
         assert list(curve(folder, "train"))[-1] == last
         assert newest(folder).name == f"step-{last:08d}"
+        best = (folder / "checkpoints" / "best").resolve(strict=True)  # though no save was due
+        assert best.name == f"step-{outcome.best['step']:08d}"
         assert progress(newest(folder))["stale"] == patience
         (event,) = events(folder, "ended early")
         assert event["step"] == last
