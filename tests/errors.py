@@ -18,8 +18,8 @@ def raises(code: str, /, **fields: object) -> Iterator[pytest.ExceptionInfo[Trai
     check(caught.value, code, **fields)
 
 
-def refused(*arguments: object) -> TrainyardError:
-    """The error of a command that refuses its input, with exit code 2."""
+def refused(*arguments: object, exit_code: int = 2) -> TrainyardError:
+    """The error that ends a command: with exit code 2, one that refuses its input."""
     errors: list[TrainyardError] = []
 
     def note(error: TrainyardError, *, as_json: bool = False) -> int:
@@ -28,7 +28,7 @@ def refused(*arguments: object) -> TrainyardError:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command_line, "print_error", note)
-        assert run(*arguments) == 2
+        assert run(*arguments) == exit_code
     (error,) = errors
     return error
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits, load_sample_images
 
-from tests.command_line import Capture, run, shown
+from tests.command_line import Capture, shown
 from tests.data.tars import Patch, write_shard
 from tests.errors import check, refused
 from tests.images import encode
@@ -26,6 +26,7 @@ from trainyard.data.sampler.plan import OnePassPlan
 from trainyard.training import saver
 
 SIDE = 32  # pixels
+TOO_MANY = "data.too-many-bad-samples"
 BAD = {
     "photo/start.jpg": "runcated",
     "photo/text.jpg": "not an image",
@@ -130,12 +131,9 @@ def test_two_ranks_write_each_once(mixed: Path, tmp_path: Path, capsys: Capture)
 def test_more_than_max_bad_stops(mixed: Path, tmp_path: Path, capsys: Capture) -> None:
     folder = tmp_path / "run"
     train = ("train", *DEBUG, "--data", mixed, "--run", folder)
-    assert run(*train) == 2  # 3 of 64 are more than 1%
-    said = capsys.readouterr().err
-    assert said.startswith("trainyard: 3 of 64 train samples cannot be read")
-    assert "data.max_bad = 0.01" in said
-    assert str(folder / "quarantine.jsonl") in said
-    assert said.count("\n") == 1
+    error = refused(*train)  # 3 of 64 are more than 1%
+    check(error, TOO_MANY, num_bad=3, num_samples=64, split="train", max_bad=0.01)
+    check(error, TOO_MANY, path=folder / "quarantine.jsonl")
     check_quarantine(folder, mixed / "train")
     # Who finds that acceptable goes on, in the same directory.
     shown(capsys, *train, "--data.max_bad", "0.05")
@@ -179,8 +177,7 @@ def test_validation_images_that_are_all_bad(data: Path, tmp_path: Path, capsys: 
         path.write_text("no image")
     folder = tmp_path / "run"
     train = ("train", *DEBUG, "--data", data, "--run", folder, "--data.max_bad")
-    assert run(*train, "0.1") == 2
-    assert "12 of 12 val samples cannot be read" in capsys.readouterr().err
+    check(refused(*train, "0.1"), TOO_MANY, num_bad=12, num_samples=12, split="val")
     shown(capsys, *train, "1")
     # An accuracy over no images is none.
     check(refused("evaluate", folder), "data.none-readable", location=f"{data}/val", num_images=12)

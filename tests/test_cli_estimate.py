@@ -7,7 +7,7 @@ import pytest
 
 from tests.command_line import Capture, run, shown
 from tests.errors import check, refused
-from trainyard.cli.estimate import _IMAGES_PER_CORE
+from trainyard.cli.estimate import IMAGES_PER_CORE
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def test_the_speed_of_decoding_stands_in_the_file_that_is_cited() -> None:
     results = Path(__file__).parents[1] / "benchmarks/results/2026-11-22-2-core-vm-loader.md"
     _, full, *_ = results.read_text().split("## Whole loaders")
     (row,) = (r for r in full.splitlines() if r.startswith("| Trainyard, WebDataset |"))
-    assert row.split("|")[2].split()[0] == f"{_IMAGES_PER_CORE:,}"
+    assert row.split("|")[2].split()[0] == f"{IMAGES_PER_CORE:,}"
 
 
 def test_what_does_not_fit(capsys: Capture) -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.command_line import Capture, run, shown
 from trainyard.classifier import load
-from trainyard.datasets import near_duplicates as near
+from trainyard.datasets.near_duplicates import near_duplicates
 from trainyard.model.adapt import classifier_layers
 
 
@@ -55,17 +55,15 @@ def test_an_image_saved_again_looks_alike(
 
 
 @pytest.mark.parametrize("block", [7, 16, 1000])
-def test_blocks_find_the_pairs_of_the_whole(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(near, "_BLOCK", block)
+def test_blocks_find_the_pairs_of_the_whole(block: int) -> None:
     vectors = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
     vectors[17], vectors[20] = 3 * vectors[4], 0
     unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
     rows, columns = np.nonzero(np.triu(unit @ unit.T >= 0.8, 1))
-    found = near.near_duplicates(vectors, 0.8)
+    found = near_duplicates(vectors, 0.8, block_rows=block)
     assert found.numbers[0].tolist() == [4, 17] and found.cosines[0] == pytest.approx(1)
     assert sorted(map(tuple, found.numbers.tolist())) == list(
         zip(rows.tolist(), columns.tolist(), strict=True)
     )
-    monkeypatch.setattr(near, "MOST", 5)
-    best = near.near_duplicates(vectors, 0.8)
+    best = near_duplicates(vectors, 0.8, most=5, block_rows=block)
     assert best.cosines.tolist() == found.cosines[:5].tolist()

@@ -77,7 +77,7 @@ def _cores(world: World, masks: list[set[int]], pods: bool) -> tuple[int, int]:
     os.environ.pop("OMP_NUM_THREADS", None)  # of the server that ranks are forked from
     os.sched_getaffinity = lambda pid: masks[world.rank]
     if pods and world.rank > 1:  # ranks 2 and 3 are alone on another machine
-        world_module.kernel = lambda: "another"
+        world_module.kernel = lambda boot=world_module.BOOT_ID: "another"
     world = with_cores(world)
     pick_device(world)
     return cores_per_rank(world), torch.get_num_threads()

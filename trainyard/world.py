@@ -26,7 +26,8 @@ T = TypeVar("T")
 NO_LIMIT = timedelta(days=1)
 """Time limit of messages in every group: hangs are found by the watchdog."""
 
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""It is another one after each boot, and absent in some sandboxes."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,9 @@ def _mask() -> Set[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
-def kernel() -> str:
+def kernel(boot: Path = BOOT_ID) -> str:
     """A name of the running kernel: hosts may have one name, and a host's containers several."""
-    return _BOOT.read_text().strip() if _BOOT.exists() else socket.gethostname()
+    return boot.read_text().strip() if boot.exists() else socket.gethostname()
 
 
 def with_cores(world: World) -> World:

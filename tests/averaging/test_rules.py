@@ -13,8 +13,8 @@ from torch.nn.utils import vector_to_parameters
 
 from tests.spawn import spawn
 from tests.steps import CPU, build_update
-from trainyard.averaging import gossip
 from trainyard.averaging.config import AverageConfig
+from trainyard.averaging.gossip import Gossip
 from trainyard.averaging.sharded import whole
 from trainyard.averaging.topology import rounds
 from trainyard.config import load_recipe
@@ -92,11 +92,14 @@ class Replica:
 
     def __init__(self, world: World, keys: Keys, optimizer: str = "sgd") -> None:
         torch.set_num_threads(1)
-        gossip._BUCKET_BYTES = 300  # so that there are several
         self.world, self.model = world, model_of()
         world = on_two_nodes(world) if world.size == 4 else world
         config = load_recipe("debug").model_copy(update={"average": AverageConfig(**keys)})
-        self.averager: Any = build_averager(config, world, CPU)
+        self.averager: Any = (
+            Gossip(config.average, world, bucket_bytes=300)  # so that there are several
+            if config.average.name == "gossip"
+            else build_averager(config, world, CPU)
+        )
         self.wrapped = self.averager.wrap(self.model)
         parameters = self.model.parameters()
         made: dict[str, Callable[[], torch.optim.Optimizer]] = {

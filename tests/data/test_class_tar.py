@@ -74,6 +74,15 @@ def test_a_tarred_image_folder_has_the_classes_and_samples_of_image_folder(tmp_p
     )
 
 
+def test_a_large_tar_comes_in_parts(tmp_path: Path) -> None:
+    names = [f"{('ant', 'bee')[number % 2]}/{number}.jpg" for number in range(10_001)]
+    path = write_tar(tmp_path / "0.tar", images(*names))
+    assert len(list(formats.scan(find_place(str(path))).rows)) == 2
+    assert stored(path) == [
+        (name.split("/")[0], f"the content of {name}".encode()) for name in names
+    ]
+
+
 IMAGENET_21K_P = [
     *("small_classes/n03/1.JPEG", "small_classes/n01/2.JPEG"),
     *("imagenet21k_train/n02/3.JPEG", "imagenet21k_train/n01/4.JPEG"),
@@ -94,7 +103,6 @@ def test_one_scan_gives_all_splits(tmp_path: Path, monkeypatch: Patch) -> None:
         return real_scan(place)
 
     monkeypatch.setattr(formats, "scan", scan)
-    monkeypatch.setattr(class_tar, "_CHUNK", 2)  # a large tar comes in parts
     assert find_splits(str(path)) == {"train": f"{path}#train", "val": f"{path}#val"}
     train, val = open_index(f"{path}#train"), open_index(f"{path}#val")
     assert len(scans) == 1

@@ -284,21 +284,17 @@ def test_a_subset_of_the_classes_leaves_out_their_validation_images(
     assert sorted(image for _, image in found["val"][1]) == sorted(wanted)
 
 
-def test_a_class_that_the_devkit_does_not_have(
-    source: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_class_that_the_devkit_does_not_have(source: Path, tmp_path: Path) -> None:
     (source / TRAIN).write_bytes(tar_of({"n99999999.tar": tar_of({"a.JPEG": b"x"})}))
-    prepare(source, tmp_path / "out")
-    assert "class 'n99999999' is none of the devkit's" in capsys.readouterr().err
+    error = refused(*words(source, tmp_path / "out", "--no-checksum", "--workers", 1))
+    check(error, "prepare.class-not-in-devkit", name="n99999999")
 
 
 @pytest.mark.parametrize("name", ["ILSVRC2012_val_00000021.JPEG", "cat.JPEG"])
-def test_a_validation_image_without_a_class(
-    name: str, source: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_validation_image_without_a_class(name: str, source: Path, tmp_path: Path) -> None:
     (source / VAL).write_bytes(tar_of({name: b"x"}))
-    assert prepare(source, tmp_path / "out") == 2
-    assert f"{name} is not among the 20 images" in capsys.readouterr().err
+    error = refused(*words(source, tmp_path / "out", "--no-checksum", "--workers", 1))
+    check(error, "prepare.image-not-in-devkit", name=name, num_images=20)
 
 
 def test_a_destination_in_use_is_refused_at_once(mini: MiniImageNet, tmp_path: Path) -> None:

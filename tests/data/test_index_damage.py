@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from tests.command_line import Capture, run
 from tests.data.tars import write_files, write_shard
+from tests.errors import check, refused
 from trainyard.data.decode.seek_tables import open_seek, seek_path
 from trainyard.data.index.build import open_index, saved_index
 from trainyard.data.index.outside import linked_outside
@@ -268,14 +269,11 @@ def test_pack_reports_links_out_of_the_data(folder: Path, tmp_path: Path, capsys
     )
 
 
-def test_pack_refuses_a_link_to_a_file_that_is_no_image(
-    folder: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_pack_refuses_a_link_to_a_file_that_is_no_image(folder: Path, tmp_path: Path) -> None:
     """A data set of somebody else could bring a link to a private key into shards to share."""
     write_files(tmp_path, {"secret": b"root:x:0:0"})
     (folder / "cat" / "link.jpg").symlink_to(tmp_path / "secret")
     words = ("--format", "webdataset", "--split", "train")
-    assert run("data", "pack", folder, tmp_path / "out", *words) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert f"{folder}/cat/link.jpg: leads to {tmp_path}/secret, outside of the data" in said
+    error = refused("data", "pack", folder, tmp_path / "out", *words)
+    check(error, "pack.link-leaves-data", path=folder / "cat/link.jpg", target=tmp_path / "secret")
     assert not [*(tmp_path / "out").glob("*.tar")]

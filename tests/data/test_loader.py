@@ -29,7 +29,7 @@ from trainyard.data.batch import COLUMNS, BadSample, HostBatch
 from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
 from trainyard.data.index.build import open_index
 from trainyard.data.index.table import Index
-from trainyard.data.loader.loader import Loader
+from trainyard.data.loader.loader import Loader, LoaderProcess
 from trainyard.data.loader.process import BatchTask, announcement
 from trainyard.data.loader.ring import num_slices, num_slots
 from trainyard.data.loader.spec import ENDING_SIGNALS, LoaderSpec
@@ -317,26 +317,25 @@ def test_the_death_of_the_loader_is_noticed(index: Index) -> None:
         timer.join()
 
 
-def test_a_loader_that_cannot_start_says_why(
-    index: Index, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def process(code: str) -> LoaderProcess:
+    """A loader process that runs this code in place of its own."""
+    command = (sys.executable, "-c", code)
+    return LoaderProcess(command, {}, batch=2, image_size=8, channels=3, threads=1)
+
+
+def test_a_loader_that_cannot_start_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     """Memory was blamed, as for signal 9, and the module that was not to be imported was not."""
-    command = (sys.executable, "-c", "import no_such_module")
-    monkeypatch.setattr("trainyard.data.loader.loader._COMMAND", command)
-    with raises("loader.died", reason="exit code 1"), Loader(index, spec()) as loader:
-        next(loader)
+    with raises("loader.died", reason="exit code 1"), process("import no_such_module") as it:
+        it.receive()
     assert capsys.readouterr().err.startswith("Traceback (most recent call last):")
 
 
-def test_a_loader_that_hangs_up_and_stays_is_an_error_and_ends(
-    index: Index, monkeypatch: Patch
-) -> None:
+def test_a_loader_that_hangs_up_and_stays_is_an_error_and_ends() -> None:
     # Not before it has been told what to load: that would be another error.
     code = "import os, sys, time; time.sleep(1); os.close(int(sys.argv[1])); time.sleep(60)"
-    monkeypatch.setattr("trainyard.data.loader.loader._COMMAND", (sys.executable, "-c", code))
-    monkeypatch.setattr("trainyard.data.loader.loader._DEATH_S", 0.2)
-    with raises("loader.hung"), Loader(index, spec()) as it:
-        next(it)
+    with raises("loader.hung"), process(code) as it:
+        it.death_s = 0.2
+        it.receive()
     assert it._process.returncode == -signal.SIGKILL
 
 

@@ -13,7 +13,8 @@ from tests.errors import raises
 from trainyard.data.config import DataConfig
 from trainyard.data.formats import FORMATS
 from trainyard.data.index.build import open_index
-from trainyard.data.index.overlap import _KIND, hash_names, same_places
+from trainyard.data.index.merge import open_merged
+from trainyard.data.index.overlap import KINDS, check_apart, hash_names, same_places
 from trainyard.data.open_datasets import Datasets, open_datasets
 from trainyard.world import World
 
@@ -71,14 +72,12 @@ def test_validation_images_that_are_training_images_are_named(
 
 
 @pytest.mark.parametrize("few", [0, 100])
-def test_a_class_that_links_to_one_of_the_other_split(
-    few: int, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    monkeypatch.setattr("trainyard.data.index.overlap._FEW", few)
+def test_a_class_that_links_to_one_of_the_other_split(few: int, tmp_path: Path) -> None:
     write_files(tmp_path, ["train/cat/1.jpg", "train/dog/deep/2.jpg", "val/cat/3.jpg"])
     (tmp_path / "val/dog").symlink_to("../train/dog")
+    train, val = (open_index(str(tmp_path / split)) for split in ("train", "val"))
     with raises("data.val-in-train", path=f"{tmp_path}/val/dog/deep/2.jpg", num_shared=1):
-        opened(str(tmp_path / "train"), str(tmp_path / "val"))
+        check_apart(train, val, few=few)
 
 
 def test_many_images_in_folders_apart_are_taken_without_a_look_at_their_names(
@@ -87,17 +86,17 @@ def test_many_images_in_folders_apart_are_taken_without_a_look_at_their_names(
     """Also where one split watches the other for a class that it has no image of."""
     write_files(tmp_path, ["train/cat/1.jpg", "train/dog/2.jpg", "val/cat/3.jpg", "more/cat/4.jpg"])
     (tmp_path / "val/dog").mkdir()
-    monkeypatch.setattr("trainyard.data.index.overlap._FEW", 0)
     monkeypatch.setattr("trainyard.data.index.overlap.same_places", None)
-    val = str(tmp_path / "val")
-    opened(str(tmp_path / "train"), val)
-    opened((str(tmp_path / "train"), str(tmp_path / "more")), val)
+    train, more, val = (str(tmp_path / name) for name in ("train", "more", "val"))
+    watching = open_index(val)
+    check_apart(open_index(train), watching, few=0)
+    check_apart(open_merged((train, more), None), watching, few=0)
 
 
 def test_files_of_two_kinds_are_apart_without_a_look_at_their_names(
     shards: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    assert _KIND.keys() == FORMATS.keys() | {"images"}
+    assert KINDS.keys() == FORMATS.keys() | {"images"}
     write_files(tmp_path / "val", ["000/1.jpg", "001/2.jpg"])
     monkeypatch.setattr("trainyard.data.index.overlap.hash_names", None)
     found = [open_index(str(place)) for place in (shards, tmp_path / "val")]

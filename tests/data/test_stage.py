@@ -41,8 +41,7 @@ GB = 10**9
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: Patch) -> Iterator[None]:
-    monkeypatch.setattr("trainyard.data.reading.staging._LOOK_S", 0.05)
+def _jobs_end() -> Iterator[None]:
     yield
     while jobs:
         with jobs.pop() as process:
@@ -98,13 +97,12 @@ jobs: "list[subprocess.Popen[str]]" = []
 JOB = """
 import json, os, sys, time
 from pathlib import Path
-from trainyard.data.reading import staging
+from trainyard.data.reading.staging import StagedShards
 from trainyard.data.index.table import load_index
 
-staging._BLOCK, staging._LOOK_S = 1 << 16, 0.05
-staged = staging.StagedShards(load_index(Path(sys.argv[1])), sys.argv[2])
+staged = StagedShards(load_index(Path(sys.argv[1])), sys.argv[2])
 print(json.dumps(os.getpid()), flush=True)
-problem = staged.run()
+problem = staged.run(look_s=0.05)
 print(json.dumps([problem, staged.num_made]), flush=True)
 """
 
@@ -576,9 +574,8 @@ def test_the_command_shows_what_is_left(
     tmp_path: Path, server: FaultyServer, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setattr("trainyard.monitor.progress._PATIENCE_S", 0)
     large_shards(server.folder)
-    server.pause_s = 0.01
+    server.pause_s = 0.05  # 3 s in all: shorter work shows nothing
     location = f"{server.url}/shard-{{0..3}}.tar"
     assert run("data", "stage", location, "--to", tmp_path / "node") == 0
     said = capsys.readouterr()

@@ -156,16 +156,12 @@ def with_dots(path: Path) -> Path:
     return write_tar(path, members)
 
 
-def test_a_sample_with_a_dot_in_its_name_is_left_out_and_listed(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_sample_with_a_dot_in_its_name_is_left_out_and_listed(tmp_path: Path) -> None:
     place = find_place(str(with_dots(tmp_path / "0.tar")))
     scan = formats.scan(place)
     assert [list(rows.labels) for rows in scan.rows] == [[0, 2]]
     assert scan.left_out.kinds == {DOTTED: (2, "a/IMG.1")}
-    monkeypatch.setattr(reader, "_MIN_SEGMENT", 1024)
-    monkeypatch.setattr(reader, "_MAX_SEGMENT", 1024)
-    (found,) = reader._read_remote(place, place.names)
+    (found,) = reader.read_remote(place, place.names, segment=1024)
     assert found.left_out == scan.left_out
 
 
@@ -389,10 +385,9 @@ def test_keys_of_any_letters_up_to_what_a_header_holds(tmp_path: Path) -> None:
 # --- shards on a server, of which many parts are walked at once ---
 
 
-def rows_by_parts(place: ResolvedLocation, monkeypatch: Patch, length: int) -> list[FileRows]:
-    monkeypatch.setattr(reader, "_MIN_SEGMENT", length)
-    monkeypatch.setattr(reader, "_MAX_SEGMENT", length)
-    return list(all_rows(reader._read_remote(place, place.files(".tar")), LeftOut()))
+def rows_by_parts(place: ResolvedLocation, length: int) -> list[FileRows]:
+    found = reader.read_remote(place, place.files(".tar"), segment=length)
+    return list(all_rows(found, LeftOut()))
 
 
 @pytest.mark.parametrize("tar_format", TAR_FORMATS)
@@ -419,7 +414,7 @@ def test_a_shard_walked_by_parts_gives_the_same_rows(
     place = find_place(str(tmp_path))
     whole = list(formats.scan(place).rows)
     assert sum(len(rows.labels) for rows in whole) == 120
-    assert rows_by_parts(place, monkeypatch, length) == whole
+    assert rows_by_parts(place, length) == whole
 
 
 @pytest.mark.parametrize("harm", ["cut short", "damaged", "empty"])
@@ -438,7 +433,7 @@ def test_a_damaged_shard_walked_by_parts_is_named(
     path.write_bytes(content)
     place = find_place(str(path))
     errors = []
-    for rows in (lambda: reader.scan(place).rows, lambda: rows_by_parts(place, monkeypatch, 2048)):
+    for rows in (lambda: reader.scan(place).rows, lambda: rows_by_parts(place, 2048)):
         with pytest.raises(DataError) as caught:
             list(rows())
         errors.append(str(caught.value))

@@ -26,7 +26,7 @@ from trainyard.distributed.hang import hanging
 from trainyard.distributed.heartbeat import Activity
 from trainyard.distributed.stacks import DUMP
 from trainyard.monitor.quarantine import Quarantine
-from trainyard.training import saver, stop
+from trainyard.training import saver
 from trainyard.training.checkpoint import find_problem
 from trainyard.training.saver import Saver
 from trainyard.training.step import TrainStep
@@ -452,7 +452,8 @@ def test_a_stop_does_not_wait_for_data_that_does_not_come(
     digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
-    monkeypatch.setattr(stop, "_DATA_S", 0.2)
+    timer = signal.setitimer  # of the time that a stop waits for data
+    monkeypatch.setattr(signal, "setitimer", lambda which, *s: timer(which, *(n / 50 for n in s)))
     fetch, calls = TrainingFeed.__next__, 0
 
     def fetch_or_wait(self: TrainingFeed) -> Any:

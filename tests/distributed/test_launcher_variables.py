@@ -9,7 +9,6 @@ from trainyard.distributed.launcher_variables import (
     first_host,
     meeting_point,
 )
-from trainyard.errors import InputError
 from trainyard.world import World
 
 Env = dict[str, str]
@@ -160,26 +159,31 @@ def test_the_world_that_a_starter_describes(env: Env, expected: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "message"),
+    ("env", "variable", "given"),
     [
-        ({"RANK": "0"}, "WORLD_SIZE is not set although RANK is"),
-        ({"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "RANK is not set although WORLD_SIZE, LOCAL_RANK"),
-        (BATCH_SHELL | {"WORLD_SIZE": "2"}, "RANK is not set although WORLD_SIZE is"),
-        ({"RANK": "zero", "WORLD_SIZE": "2"}, "RANK is 'zero', which is not a whole number"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK 2 lies outside a WORLD_SIZE of 2"),
+        ({"RANK": "0"}, "WORLD_SIZE", "RANK"),
+        ({"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "RANK", "WORLD_SIZE, LOCAL_RANK"),
+        (BATCH_SHELL | {"WORLD_SIZE": "2"}, "RANK", "WORLD_SIZE"),
         (
             {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
-            "LOCAL_WORLD_SIZE is not set although RANK, WORLD_SIZE, LOCAL_RANK",
+            "LOCAL_WORLD_SIZE",
+            "RANK, WORLD_SIZE, LOCAL_RANK",
         ),
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_RANK is not set although"),
-        ({"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_PROCID is not set although SLURM_STEP_NUM_TASKS is"),
-        ({"PMI_RANK": "0"}, "PMI_SIZE is not set although PMI_RANK is"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+        ({"PMI_RANK": "0"}, "PMI_SIZE", "PMI_RANK"),
     ],
 )
-def test_what_is_missing_is_named(env: Env, message: str) -> None:
-    with pytest.raises(InputError) as caught:
+def test_what_is_missing_is_named(env: Env, variable: str, given: str) -> None:
+    with raises("rank.variable-missing", variable=variable, given=given):
         discover(env)
-    assert message in str(caught.value)
+
+
+def test_a_rank_that_is_none_is_named() -> None:
+    with raises("variable.not-a-number", name="RANK", value="zero"):
+        discover({"RANK": "zero", "WORLD_SIZE": "2"})
+    with raises("rank.beyond-size", variable="RANK", rank=2, size_variable="WORLD_SIZE", size=2):
+        discover({"RANK": "2", "WORLD_SIZE": "2"})
 
 
 # --- where they meet ---

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trainyard import world
 from trainyard.distributed.process_info import ProcessInfo
 from trainyard.distributed.stacks import DUMP
+from trainyard.world import BOOT_ID, kernel
 
 pytestmark = pytest.mark.slow
 
@@ -45,12 +45,13 @@ def test_a_process_that_is_stopped_writes_its_stacks_and_ends(
     assert "most recent call first" in (tmp_path / "stacks" / "rank-00000.txt").read_text()
 
 
-def test_hosts_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_hosts_of_one_name_are_told_apart(tmp_path: Path) -> None:
     """Their namespaces may have the same numbers: those of a kernel's first ones are fixed."""
     here = ProcessInfo.current()
-    assert world._BOOT.read_text().strip() in here.namespaces
-    monkeypatch.setattr(world, "_BOOT", tmp_path / "boot_id")
-    (tmp_path / "boot_id").write_text("another")
-    assert not ProcessInfo.current().is_visible_from(here)
-    (tmp_path / "boot_id").unlink()  # a sandbox without it
-    assert ProcessInfo.current().is_visible_from(ProcessInfo.current())
+    assert here.is_visible_from(ProcessInfo.current())
+    assert here.namespaces.endswith(f" {kernel()}")
+    assert kernel() == BOOT_ID.read_text().strip()
+    assert kernel(tmp_path / "boot_id") == here.host  # a sandbox without it
+    (tmp_path / "boot_id").write_text("another\n")
+    another = here.namespaces.replace(kernel(), kernel(tmp_path / "boot_id"))
+    assert not here._replace(namespaces=another).is_visible_from(here)

@@ -131,7 +131,8 @@ def test_a_network_that_is_away(
 def test_nothing_is_uploaded_before_the_export_was_checked(
     hub: Hub, convolutions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noise = [torch.full((1, 3, 32, 32), torch.nan)]
-    monkeypatch.setattr("trainyard.export.check._batches", lambda *_: noise)
-    assert run("export", convolutions, *PUSH) == 1
-    assert hub.asked == ["GET /api/whoami-v2"]
+    nan = torch.nan  # of the noise that an export is checked with
+    monkeypatch.setattr(torch, "randn", lambda *size, **_: torch.full(size, nan))
+    error = refused("export", convolutions, *PUSH, exit_code=1)
+    check(error, "export.not-loadable")
+    assert all(asked.startswith("GET ") for asked in hub.asked)

@@ -1,7 +1,6 @@
 """The nginx that we run."""
 
 import os
-import shutil
 import signal
 import threading
 import time
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.web import free_port
-from trainyard.datasets.serve import _SEARCH, ServerOptions, serving
+from trainyard.datasets.serve import ServerOptions, find_nginx, serving
 
 
 class WebServer:
@@ -56,7 +55,7 @@ class WebServer:
 
 
 needs_nginx = pytest.mark.skipif(
-    shutil.which("nginx", path=_SEARCH) is None,
+    find_nginx() is None,
     reason="needs nginx: tests/services/install.sh, or apt-get install nginx-light",
 )
 

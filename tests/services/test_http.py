@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import os
 import random
 import shutil
 import socket
@@ -26,7 +27,7 @@ from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.data.storage.open import open_source
-from trainyard.data.storage.remote import client, http, request
+from trainyard.data.storage.remote import client, request
 from trainyard.data.storage.remote.client import IN_FLIGHT
 from trainyard.data.storage.remote.prefetch import RemoteFiles
 from trainyard.data.storage.source import Source
@@ -139,16 +140,14 @@ def test_a_file_that_cannot_be_had_is_named(
     assert len(faulty.requests) == 2  # tried once each
 
 
-def test_a_server_without_ranges_will_do_for_small_files(
-    faulty: FaultyServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_without_ranges_will_do_for_small_files(faulty: FaultyServer) -> None:
     (faulty.folder / "file.bin").write_bytes(CONTENT)
     faulty.faults = ["whole"] * 100
     file = open_source(f"{faulty.url}/file.bin")
     assert file.read(1_000_000, 500_000) == CONTENT[1_000_000:1_500_000]
     assert file.read(7, 20) == CONTENT[7:27]
     assert len(faulty.requests) == 2
-    monkeypatch.setattr(http, "_MAX_WITHOUT_RANGES", 1_000_000)
+    os.truncate(faulty.folder / "file.bin", (16 << 20) + 1)
     file = open_source(f"{faulty.url}/file.bin")
     with raises("storage.no-ranges"):
         file.read(7, 20)

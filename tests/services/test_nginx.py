@@ -36,7 +36,6 @@ from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.data.storage.remote import request
-from trainyard.datasets import serve
 
 pytestmark = [pytest.mark.slow, needs_nginx]
 
@@ -202,12 +201,9 @@ def idle(server: WebServer, number: int, sent: bytes) -> Iterator[list[socket.so
         yield clients
 
 
-def test_clients_that_send_nothing_are_let_go(
-    shards: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serve, "_HEAD_S", 1)
+def test_clients_that_send_nothing_are_let_go(shards: Path) -> None:
     with (
-        web_server(shards) as server,
+        web_server(shards, head_s=1) as server,
         idle(server, 1, b"") as (silent,),
         idle(server, 1, b"GET /a") as (slow,),
     ):
@@ -400,8 +396,6 @@ def test_mistakes(digits: Path, shards: Path, tmp_path: Path) -> None:
         check(refused(*serve, shards, *words), code)
 
 
-def test_nginx_that_is_missing_is_asked_for(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainyard.datasets.serve._SEARCH", str(tmp_path))
+def test_nginx_that_is_missing_is_asked_for(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
     check(refused("data", "serve", shards), "serve.needs-nginx")

@@ -14,6 +14,7 @@ import pytest
 
 from tests.command_line import Capture, newest, run, shown
 from tests.docs.pages import DOCS, blocks
+from tests.errors import check, refused
 from tests.runs import curve, events
 from tests.services.slurm_cluster import SlurmCluster, needs_slurm, wait_long_for
 from tests.tiers import tiered
@@ -191,12 +192,11 @@ def test_a_job_that_slurm_refuses(
     at_slurm: SlurmCluster, capsys: Capture, digits: Path, tmp_path: Path
 ) -> None:
     words = ("--data", digits, "--ranks", 1, "--partition", "nowhere", "--run", "run")
-    assert run("launch", "slurm", "debug", *words) == 1
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("trainyard: sbatch refused the job: ")
-    assert "invalid partition specified: nowhere" in said.err
-    assert said.err.count("\n") == 1
+    error = refused("launch", "slurm", "debug", *words, exit_code=1)
+    check(error, "launch.job-refused")
+    assert "invalid partition specified: nowhere" in str(error.fields["reason"])
+    assert "\n" not in str(error)
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.night

@@ -100,10 +100,12 @@ def test_ranks_of_a_launcher_wait_for_those_before(
     held = ExitStack()
     held.enter_context(claim_directory(folder, config, fingerprints, World()))
     monkeypatch.setattr("time.sleep", lambda _: held.close())
-    with claim_directory(folder, config, fingerprints, World()):
-        monkeypatch.setattr("trainyard.run.resume._PATIENCE_S", 0)
-        with raises("run.in-use"):
-            claim(folder, config, "a")
+    with (
+        claim_directory(folder, config, fingerprints, World()),
+        raises("run.in-use"),
+        claim_directory(folder, config, fingerprints, World(), patience_s=0),
+    ):
+        pass
 
 
 # --- a full disk ---

@@ -44,11 +44,11 @@ def test_to_stop_outweighs_to_requeue(numbers: list[tuple[signal.Signals, object
 
 
 def test_a_second_ctrl_c_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainyard.training.stop._IMPATIENT_S", 0.01)
     with pytest.raises(KeyboardInterrupt), StopSignal(World()) as stop:
         send(signal.SIGINT)
         assert stop.poll() is Stopped
-        time.sleep(0.02)
+        later = time.monotonic() + 1.1
+        monkeypatch.setattr(time, "monotonic", lambda: later)
         send(signal.SIGTERM)  # a scheduler's last word: the checkpoint is being written
         send(signal.SIGINT)
 
@@ -89,10 +89,9 @@ def test_a_hang_up_that_is_ignored_stays_so() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_the_timer_for_data_ends_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timer_for_data_ends_with_the_block() -> None:
     """Its signal came after the handlers were restored, and killed the process."""
-    monkeypatch.setattr("trainyard.training.stop._DATA_S", 0.3)
-    with StopSignal(World()) as stop:
+    with StopSignal(World(), data_s=0.3) as stop:
         send(signal.SIGTERM)
         with stop.waiting_for_data():
             assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
@@ -100,9 +99,8 @@ def test_the_timer_for_data_ends_with_the_block(monkeypatch: pytest.MonkeyPatch)
     time.sleep(0.4)
 
 
-def test_a_stop_gives_up_data_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainyard.training.stop._DATA_S", 0.1)
-    with StopSignal(World()) as stop:
+def test_a_stop_gives_up_data_that_does_not_come() -> None:
+    with StopSignal(World(), data_s=0.1) as stop:
         send(signal.SIGUSR1)
         time.sleep(0.3)  # in a step
         with pytest.raises(Requeued), stop.waiting_for_data():

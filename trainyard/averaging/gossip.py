@@ -16,7 +16,6 @@ from trainyard.averaging.weight_averager import WeightAverager
 from trainyard.errors import RecipeError
 from trainyard.world import World, gather, new_group, together
 
-_BUCKET_BYTES = 25 * 2**20
 _FIRST_BUCKET_BYTES = 2**20  # small, so that the first message leaves early
 _MAX_BF16_GROUP = 4  # replicas; in a larger group, all-reduce of float32 sends less
 
@@ -36,9 +35,12 @@ class Gossip(WeightAverager):
     backward pass of step t. Without overlap, step t mixes x(t) - lr d(x(t)) at its end.
     """
 
-    def __init__(self, config: AverageConfig, world: World) -> None:
+    def __init__(
+        self, config: AverageConfig, world: World, *, bucket_bytes: int = 25 * 2**20
+    ) -> None:
+        """`bucket_bytes`: bytes of weights in a message."""
         super().__init__(world)
-        self._overlaps = config.overlap is not False
+        self._overlaps, self._bucket_bytes = config.overlap is not False, bucket_bytes
         self._bf16 = config.compress == "bf16"
         topology = config.topology or DEFAULT_TOPOLOGY
         self._peers = _peers_per_round(topology, world, bf16=self._bf16)
@@ -47,10 +49,8 @@ class Gossip(WeightAverager):
 
     def _prepare(self, parameters: list[nn.Parameter]) -> None:
         # The last layers come first, as their gradients do.
-        self._buckets = [
-            _Bucket(bucket, bf16=self._bf16)
-            for bucket in split_into_buckets(parameters[::-1], _BUCKET_BYTES, _FIRST_BUCKET_BYTES)
-        ]
+        found = split_into_buckets(parameters[::-1], self._bucket_bytes, _FIRST_BUCKET_BYTES)
+        self._buckets = [_Bucket(bucket, bf16=self._bf16) for bucket in found]
 
     def ready_parameters(self, step: int, divisible: bool) -> Iterator[Sequence[nn.Parameter]]:
         """One bucket at a time if `divisible`: the network is busy while others are updated."""

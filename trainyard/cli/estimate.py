@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _IMAGENET = 1_281_167  # samples
 # Of JPEGs of ImageNet's size: benchmarks/results/2026-11-22-2-core-vm-loader.md, WebDataset.
-_IMAGES_PER_CORE = 2_462
+IMAGES_PER_CORE = 2_462
 _CORES = 12
 
 
@@ -42,7 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--images-per-core",
         type=positive,
         metavar="N",
-        help=f"a second, by `trainyard bench loader` ({_IMAGES_PER_CORE}: JPEGs like ImageNet's)",
+        help=f"a second, by `trainyard bench loader` ({IMAGES_PER_CORE}: JPEGs like ImageNet's)",
     )
     add("--network", type=above_zero, default=100, metavar="GBIT", help="Gbit/s of a node (100)")
     add("--price", type=number, metavar="USD", help="per GPU and hour, instead of a list price")
@@ -96,7 +96,7 @@ def _cluster(
             name=measured.device.name,
         )
     device = device or (measured.device if measured else None)
-    decoding = (options.cores or _CORES) * float(options.images_per_core or _IMAGES_PER_CORE)
+    decoding = (options.cores or _CORES) * float(options.images_per_core or IMAGES_PER_CORE)
     if config.data.decode == "gpu":
         decoding = math.inf
     elif measured and measured.loading and not (options.cores or options.images_per_core):

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-_BLOCK = 4096  # rows; a block of cosines takes 67 MB
 MOST = 100_000
 """Pairs that are kept, those with the highest cosine."""
 
@@ -16,24 +15,27 @@ class Pairs(NamedTuple):
     cosines: NDArray[np.float32]  # [n], the highest first
 
 
-def near_duplicates(vectors: NDArray[np.float32], least: float) -> Pairs:
-    """The pairs of rows of float32[N, D] with a cosine of `least` or more, `MOST` of them at most.
+def near_duplicates(
+    vectors: NDArray[np.float32], least: float, *, most: int = MOST, block_rows: int = 4096
+) -> Pairs:
+    """The pairs of rows of float32[N, D] with a cosine of `least` or more, `most` of them at most.
 
     Memory does not grow with N squared, time does: 100,000 rows of 512 take 5e12 multiplications.
-    Rows of zeros have no pair.
+    The cosines of `block_rows` with as many others are in memory at a time: 67 MB for 4096. Rows of
+    zeros have no pair.
     """
     unit = torch.nn.functional.normalize(torch.from_numpy(vectors), dim=1)
     numbers, cosines = torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0)
-    for first in range(0, len(unit), _BLOCK):
-        rows = unit[first : first + _BLOCK]
-        for second in range(first, len(unit), _BLOCK):
-            block = rows @ unit[second : second + _BLOCK].T
+    for first in range(0, len(unit), block_rows):
+        rows = unit[first : first + block_rows]
+        for second in range(first, len(unit), block_rows):
+            block = rows @ unit[second : second + block_rows].T
             block = block.triu(1) if first == second else block
             found = (block >= least).nonzero()
-            found = found[block[found[:, 0], found[:, 1]].argsort(descending=True)[:MOST]]
+            found = found[block[found[:, 0], found[:, 1]].argsort(descending=True)[:most]]
             new = block[found[:, 0], found[:, 1]]
             cosines = torch.cat([cosines, new])
             numbers = torch.cat([numbers, found + torch.tensor([first, second])])
-            order = cosines.argsort(descending=True, stable=True)[:MOST]
+            order = cosines.argsort(descending=True, stable=True)[:most]
             cosines, numbers = cosines[order], numbers[order]
     return Pairs(numbers.numpy(), cosines.clamp(max=1).numpy())

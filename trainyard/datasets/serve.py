@@ -26,9 +26,7 @@ from typing import Any
 from trainyard.errors import DataError, TrainyardError
 from trainyard.parent import signal_without_parent
 
-_SEARCH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
 _START_S = 10
-_HEAD_S = 10  # for a client to send the whole head of a request, or to agree on TLS
 _CONNECTIONS = 1 << 14  # of each worker, with 7 MB; a rank may have 256
 _FILES = 64  # of each worker, besides a socket and a file for each connection
 
@@ -82,6 +80,8 @@ class ServerOptions:
     """NAME:PASSWORD that clients must give."""
     certificate: Path | None = None
     key: Path | None = None
+    head_s: int = 10
+    """Seconds for a client to send the whole head of a request, or to agree on TLS."""
 
     @property
     def url(self) -> str:
@@ -115,7 +115,7 @@ def configuration(options: ServerOptions) -> str:
     return _CONFIGURATION.format(
         files=files,
         connections=(files - _FILES) // 2,
-        head_s=_HEAD_S,
+        head_s=options.head_s,
         address=f"[{options.host}]" if ":" in options.host else options.host,
         port=options.port,
         tls=" ssl" if options.certificate else "",
@@ -130,7 +130,7 @@ def serving(options: ServerOptions) -> Iterator["subprocess.Popen[bytes]"]:
     with tempfile.TemporaryDirectory(prefix="trainyard-serve-") as folder:
         account = _account(options.folder)
         _fill(Path(folder), options, account)
-        command = [*_find_nginx(), "-p", f"{folder}/", "-c", "nginx.conf"]
+        command = [*_nginx(), "-p", f"{folder}/", "-c", "nginx.conf"]
         test = subprocess.run([*command, "-t", "-q"], capture_output=True, text=True, **account)
         if test.returncode:
             words = re.findall(r"\[emerg\] (?:\d+#\d+: )?(.*)", test.stderr)
@@ -196,8 +196,14 @@ def _user_line(login: str) -> str:
     return f"{name}:{{SSHA}}{base64.b64encode(digest + salt).decode()}\n"
 
 
-def _find_nginx() -> list[str]:
-    path = shutil.which("nginx", path=_SEARCH)
+def find_nginx() -> str | None:
+    """The path of nginx, whose folder is not on the PATH of every user."""
+    folders = os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"
+    return shutil.which("nginx", path=os.pathsep.join(folders))
+
+
+def _nginx() -> list[str]:
+    path = find_nginx()
     if path is None:
         raise DataError("serve.needs-nginx")
     printed = subprocess.run([path, "-v"], capture_output=True, text=True).stderr

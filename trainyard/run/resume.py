@@ -40,7 +40,6 @@ from trainyard.training.checkpoint import TrainState
 from trainyard.world import World, gather, together
 
 _NOT_FINITE = "the gradient was not finite for many updates running"
-_PATIENCE_S = 300  # for ranks of a lost launcher to end before new ones start
 _AGAIN_S = 1.0
 _LOOK_S = 0.1  # for `trainyard runs`, which takes a lock for a moment to see whether it is held
 _ROOM = 200  # bytes for the paths in a run directory: the first save would be too late to find out
@@ -96,14 +95,20 @@ def _changed(state: TrainState, path: Path) -> str | None:
 
 @contextmanager
 def claim_directory(
-    folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str], world: World
+    folder: RunDirectory,
+    config: RunConfig,
+    fingerprints: dict[str, str],
+    world: World,
+    *,
+    patience_s: float = 300,
 ) -> Iterator[Callable[[], None]]:
     """Inside, the directory belongs to this run: its lock is held, and it has this run's recipe.
 
     Yields a check, for before each write: CheckpointError if another directory has its path by now,
     such as that of a new run. CheckpointError or DataError, on all ranks, if another process trains
     in it or it holds a run of another recipe or other data. A directory without results yet takes
-    the given recipe and data. The lock ends with the process that holds it.
+    the given recipe and data. The lock ends with the process that holds it; the ranks of a launcher
+    wait `patience_s` seconds for those of a lost one to end.
     """
     lock: int | None = None
 
@@ -115,7 +120,7 @@ def claim_directory(
         with together(world):
             if world.is_first:
                 _check_writable(folder)
-                lock = _lock(folder)
+                lock = _lock(folder, patience_s if LAUNCHER in os.environ else 0)
                 _claim(folder, config, fingerprints)
         yield check
     finally:
@@ -152,11 +157,10 @@ def _check_writable(folder: RunDirectory) -> None:
     raise CheckpointError("run.directory-unusable", path=folder.path, reason=reason)
 
 
-def _lock(folder: RunDirectory) -> int:
-    """The lock of a directory, held. Ranks of a launcher wait for those of a lost one to end."""
+def _lock(folder: RunDirectory, patience_s: float) -> int:
+    """The lock of a directory, held."""
     with writing(folder.lock):
         lock = open_own(folder.lock, os.O_RDWR | os.O_CREAT)
-    patience_s = _PATIENCE_S if LAUNCHER in os.environ else 0
     deadline, is_first = time.monotonic() + patience_s, True
     while not _has_locked(lock):
         holder = os.pread(lock, 100, 0).decode(errors="replace").strip()
@@ -165,7 +169,7 @@ def _lock(folder: RunDirectory) -> int:
             raise CheckpointError("run.in-use", path=folder.path, holder=holder)
         if is_first:
             in_use = f"{folder.path}: another process trains in it ({holder})"
-            sys.stderr.write(f"trainyard: {in_use}: waiting for it to end ({patience_s} s)\n")
+            sys.stderr.write(f"trainyard: {in_use}: waiting for it to end ({patience_s:g} s)\n")
         is_first = False
         time.sleep(_AGAIN_S)
     with suppress(OSError):  # the holder's name is optional: the disk may be full

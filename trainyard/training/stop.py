@@ -17,8 +17,7 @@ _REQUEUE, _STOP = 1, 2
 _SIGNALS = {number: _REQUEUE if stop is Requeued else _STOP for number, stop in STOPS.items()}
 # A Ctrl-C may arrive twice, from the terminal and from a launcher: within this time it counts once.
 _IMPATIENT_S = 1.0
-_DATA_S = 10.0  # seconds that a stop waits for data
-_OVERDUE = signal.SIGALRM  # of the timer that counts them
+_OVERDUE = signal.SIGALRM  # of the timer that counts the seconds that a stop waits for data
 _REASONS: dict[int, type[Stopped]] = {_REQUEUE: Requeued, _STOP: Stopped}
 
 
@@ -38,13 +37,15 @@ class StopSignal:
     A second Ctrl-C raises NotSaved: no checkpoint, no waiting.
     """
 
-    def __init__(self, world: World, lag: int = 1, saver: Saving | None = None) -> None:
+    def __init__(
+        self, world: World, lag: int = 1, saver: Saving | None = None, *, data_s: float = 10.0
+    ) -> None:
         """A signal takes effect `lag` steps later; ranks may drift apart by as many steps.
 
         The lag keeps replicas from waiting for each other in every step. Failed and overdue
-        checkpoints of `saver` are decided in the same way.
+        checkpoints of `saver` are decided in the same way. A stop waits for data `data_s` seconds.
         """
-        self._world, self._lag = world, lag
+        self._world, self._lag, self._data_s = world, lag, data_s
         self._saver = saver
         self._save_is_due = False
         self._num_polls = 0  # since the last save
@@ -123,7 +124,7 @@ class StopSignal:
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
-        """Inside, a requested stop raises its reason after 10 s, in a world of one.
+        """Inside, a requested stop raises its reason after `data_s`, in a world of one.
 
         With several ranks, some may have their data, so they could not decide alike.
         """
@@ -146,7 +147,7 @@ class StopSignal:
             if now - self._interrupted > _IMPATIENT_S:
                 raise NotSaved  # the current step may wait minutes for a server
         if self._world.size == 1 and not self._wanted:
-            signal.setitimer(signal.ITIMER_REAL, _DATA_S, _DATA_S)
+            signal.setitimer(signal.ITIMER_REAL, self._data_s, self._data_s)
         self._wanted = max(self._wanted, _SIGNALS[signal.Signals(number)])
 
     def _give_up_data(self, number: int, frame: FrameType | None) -> None:

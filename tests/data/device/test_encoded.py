@@ -76,12 +76,8 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_not_for_a_gpu_is_there_as_pixels(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_for_a_gpu_is_there_as_pixels(name: str) -> None:
     """With a crop of nearly all of it, and 10 kB for an image."""
-    if name == "wide":
-        monkeypatch.setattr(module, "_COARSEST", 16)
     contents = [PHOTOGRAPHS[0], OTHERS[name], PHOTOGRAPHS[1]]
     mean = 50_000 if name == "wide" else 5_000
     crop = RandomResizedCrop(seed=3, scale=(0.9, 1.0), ratio=(0.75, 1.5), flip=0.5)

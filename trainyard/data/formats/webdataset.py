@@ -77,7 +77,7 @@ def scan(place: ResolvedLocation) -> Scan:
     check_all_read(place)
     found = in_threads(num_threads(place), partial(_read_shard, place), names)
     if is_remote(place.root):
-        found = _read_remote(place, names)
+        found = read_remote(place, names)
     left_out = LeftOut()
     rows = all_rows(found, left_out)
     return scan_of_files(place, names, rows, format="webdataset", classes=None, left_out=left_out)
@@ -194,13 +194,19 @@ class _Walked(NamedTuple):
     next: int  # position of the header after the last
 
 
-def _read_remote(place: ResolvedLocation, names: Sequence[str]) -> Iterator[FileScan]:
+def read_remote(
+    place: ResolvedLocation, names: Sequence[str], *, segment: int | None = None
+) -> Iterator[FileScan]:
+    """The samples of shards, of which many segments are walked at once.
+
+    `segment`: its length in bytes, a multiple of 512; by default it follows from the sizes.
+    """
     pool = ThreadPoolExecutor(_WALKERS)
     try:
         tars = list(pool.map(open_source, map(place.path, names)))
         length = sum(tar.size for tar in tars) // _WALKERS
         length = min(max(length, _MIN_SEGMENT), _MAX_SEGMENT) // _BLOCK * _BLOCK
-        segments = [_segments(tar, length) for tar in tars]
+        segments = [_segments(tar, segment or length) for tar in tars]
         walked = map_ahead(pool, _guessed, chain.from_iterable(segments), most=2 * _WALKERS)
         for name, tar, some in zip(names, tars, segments, strict=True):
             yield _grouped(name, tar.name, _joined(some, islice(walked, len(some))))

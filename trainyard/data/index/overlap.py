@@ -16,8 +16,7 @@ from trainyard.errors import DataError
 
 Hashes = NDArray[np.uint64]
 
-# The kind of a format's files; a file of one kind cannot be read as another.
-_KIND = {
+KINDS = {
     "folder": "image",
     "list": "image",
     "images": "image",
@@ -28,23 +27,24 @@ _KIND = {
     "packed": "packed",
     "parquet": "parquet",
 }
-_FEW = 100_000  # files; each costs a system call
+"""The kind of a format's files; a file of one kind cannot be read as another."""
 
 
-def check_apart(train: Index | tuple[str, ...], val: Index) -> None:
+def check_apart(train: Index | tuple[str, ...], val: Index, *, few: int = 100_000) -> None:
     """DataError that names the first validation image that is a training image too.
 
     `train`: the index of the training data, or the shards of a stream.
-    Symbolic links of folders are followed. Links of single files are followed in small data sets
-    only, since it takes minutes on a file server; `trainyard data verify` follows them all.
+    Symbolic links of folders are followed. Links of single files are followed in data sets of up to
+    `few` files only, since it takes minutes on a file server; `trainyard data verify` follows them
+    all.
     """
-    few = isinstance(train, Index) and max(map(_count, (train, val))) <= _FEW
+    follow = isinstance(train, Index) and max(map(_count, (train, val))) <= few
     if not isinstance(train, Index):
         shared = _rows_in_files(val, train)
-    elif not few and _lie_apart(train, val):
+    elif not follow and _lie_apart(train, val):
         return
     else:
-        shared = same_places(train, val, follow=few)
+        shared = same_places(train, val, follow=follow)
     if len(shared):
         file, offset, _ = val.locate(int(shared[0]))
         raise DataError(
@@ -81,7 +81,7 @@ def hash_names(texts: Iterable[str]) -> Hashes:
 
 def _kinds(index: Index) -> set[str]:
     """The kinds of an index's files; a merged index may have several."""
-    return {_KIND.get(name, name) for name in index.format.split(" and ")}
+    return {KINDS.get(name, name) for name in index.format.split(" and ")}
 
 
 def _count(index: Index) -> int:

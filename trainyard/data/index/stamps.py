@@ -27,7 +27,6 @@ Stamps = dict[str, Stamp | None]
 IMAGES = "./*"
 """The key of the images' stamp: no file or folder is called so."""
 _PARTS = 64
-_PATIENCE_S = 5  # for a look at the images; on a slow file server it ends after some of the parts
 _CHUNK = 2048  # images that a thread looks at in a row
 _THREADS, _REMOTE_THREADS = 16, 32  # each look may wait for a file server
 
@@ -42,12 +41,12 @@ def stamps(root: str, names: tuple[str, ...]) -> Stamps:
         return dict(zip(names, pool.map(_remote_stamp, urls), strict=True))
 
 
-def is_stale(index: Index) -> bool:
+def is_stale(index: Index, *, patience_s: float = 5) -> bool:
     """True if the data of a saved index has changed, or is gone.
 
     A million files of one image each take 4 to 5 s on two cores, images in shards no time. Where
-    they take longer than 5 s, only some are compared: the reader needs no size, so another one that
-    has changed is read as it is.
+    they take longer than `patience_s`, as on a slow file server, only some are compared: the reader
+    needs no size, so another one that has changed is read as it is.
     """
     if "HEIF" in IMAGE_FORMATS and not index.left_out.kinds.keys().isdisjoint(HEIF_KINDS):
         return True  # the plug-in has been installed since
@@ -57,7 +56,7 @@ def is_stale(index: Index) -> bool:
         return True  # it could never become stale
     if stamps(index.root, tuple(saved)) != saved:
         return True
-    give_up_at = time.monotonic() + _PATIENCE_S
+    give_up_at = time.monotonic() + patience_s
     for part, digest in enumerate(images or ()):
         if _digest(index.root, index.file_names, slice(part, None, len(images or ()))) != digest:
             return True

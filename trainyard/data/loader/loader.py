@@ -32,12 +32,15 @@ from trainyard.errors import DataError, LoaderError
 from trainyard.image_size import ImageSize
 
 _CHECK_S = 0.5  # interval at which a waiting trainer checks that the loader process is alive
-_DEATH_S, _CLOSE_S, _KILL_S = 10, 5, 1  # limits for ending after a hang-up, a request, a kill
+_CLOSE_S, _KILL_S = 5, 1  # limits for ending after a request, a kill
 _LINE = 2**16  # bytes of a message that are passed on together
 
 
 class LoaderProcess:
     """A running loader process; a context manager that leaves nothing behind."""
+
+    death_s: float = 10
+    """Seconds that the process has to end once it has hung up."""
 
     def __init__(
         self,
@@ -139,7 +142,7 @@ class LoaderProcess:
         return message
 
     def _death(self) -> LoaderError:
-        if not self._end(_DEATH_S):
+        if not self._end(self.death_s):
             return LoaderError("loader.hung")
         code, why = self._process.returncode, ""
         if code == -signal.SIGKILL:

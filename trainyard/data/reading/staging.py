@@ -37,7 +37,6 @@ from trainyard.files import atomic_write, in_words, remove_parts
 _FOLDER = "trainyard-stage"
 _BLOCK = 8 << 20  # bytes of a shard read at once
 _NUM_READS = 8  # blocks in flight; hides the latency of a server
-_LOOK_S = 2.0  # interval at which other processes look for new copies
 _ATTEMPTS = 3  # at a shard that arrives damaged
 
 
@@ -109,9 +108,10 @@ class StagedShards:
         """Starts `run` in a thread."""
         return ThreadPoolExecutor(1).submit(self.run)
 
-    def run(self) -> str | None:
+    def run(self, look_s: float = 2.0) -> str | None:
         """Copies all shards, or waits for the process that does; the reason if some are left.
 
+        A process that waits looks for new copies every `look_s` seconds.
         DataError if a shard has changed since it was indexed, or is damaged. If shards are left,
         this process keeps the lock: no other one of the node tries again and reports it too.
         """
@@ -123,7 +123,7 @@ class StagedShards:
                 if self._leads():
                     self._copy_all()
                 else:
-                    time.sleep(_LOOK_S)
+                    time.sleep(look_s)
                     self.refresh()
         except (_NoRoom, _Unreadable, OSError) as problem:
             there = len(self) - len(self.missing())
