@@ -25,9 +25,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print its path as JSON")
     parser.epilog = (
-        "Runs that differ only in run.seed are shown as their mean with two standard deviations. A "
-        "report may be made while its run trains; trackers (watch.wandb, watch.tensorboard, ...) "
-        "show that live."
+        "Runs that differ only in run.seed or data.val_fold are shown as their mean with two "
+        "standard deviations. A report may be made while its run trains; trackers (watch.wandb, "
+        "watch.tensorboard, ...) show that live."
     )
     parser.set_defaults(run_command=report)
 
