@@ -264,17 +264,19 @@ class Classifier:
                 shares_BC = self._shares(batch.images_BCHW, views)
                 yield batch, shares_BC, _pooled(found[0]) if embed else None  # of the first view
 
-    def overlay(self, content: bytes) -> Image.Image:
-        """The image as the model gets it, red where it finds the likeliest class (Grad-CAM).
+    def overlay(self, content: bytes, label: int | None = None) -> Image.Image:
+        """The image as the model gets it, red where it finds a class (Grad-CAM).
 
-        The longer side has 224 pixels at least. DataError for an unreadable image, InputError for a
-        model without a feature map.
+        `label` is the number of the class; None for the likeliest. The longer side has 224 pixels
+        at least. DataError for an unreadable image, InputError for a model without a feature map.
         """
         images_BCHW = self.preprocess([content])
-        best = self.logits(images_BCHW).argmax(dim=1)
+        if label is None:
+            label = int(self.logits(images_BCHW).argmax())
+        classes = torch.tensor([label], device=self.device)
         precision = self.config.batch.precision
         with _arithmetic(precision), autocast(self.device, AUTOCASTS[precision]):
-            (heat_HW,) = activation_maps(self.model, images_BCHW, best)
+            (heat_HW,) = activation_maps(self.model, images_BCHW, classes)
         mean, std = (
             torch.tensor(of).view(-1, 1, 1) for of in (self.config.data.mean, self.config.data.std)
         )
