@@ -32,7 +32,7 @@ JSON = {
     "train debug --data {data} --run {run} " + " ".join(map(repr, SHORT)): {
         *("run", "step", "stopped", "last", "best"),
     },
-    "evaluate {run}": {"samples", "top1", "top5", "loss", "data", "flip", "classes"},
+    "evaluate {run}": {"samples", "top1", "top5", "loss", "data", "flip", "scales", "classes"},
     "evaluate {run} --data {data}/val": {"samples", "top1", "data"},
     "predict {run} {data}/val/3": {"checkpoint", "step", "weights", "images"},
     "report {run} --out {new}.html": {"report", "bytes", "runs"},

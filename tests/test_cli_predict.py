@@ -81,14 +81,15 @@ def test_a_folder_is_predicted_as_it_is_evaluated(
         assert len(guesses) == 5
 
 
-def test_mirror_images_count_as_in_the_evaluation(
-    finished: Path, digits: Path, tmp_path: Path, capsys: Capture
+@pytest.mark.parametrize("views", [("--flip",), ("--flip", "--scales", "1,1.15")])
+def test_views_count_as_in_the_evaluation(
+    views: tuple[str, ...], finished: Path, digits: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     lines = tmp_path / "lines.csv"
-    assert run("evaluate", finished, "--flip", "--predictions", lines, "--json") == 0
+    assert run("evaluate", finished, *views, "--predictions", lines, "--json") == 0
     with open(lines, newline="") as file:
         expected = {row["file"]: row for row in csv.DictReader(file)}
-    found = predicted(capsys, finished, digits / "val", "--flip")
+    found = predicted(capsys, finished, digits / "val", *views)
     for entry in found:
         own, (first, *_) = expected[str(entry["image"])], as_guesses(entry)
         assert (entry["class"], first["class"]) == (own["guess"], own["guess"])

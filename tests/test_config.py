@@ -278,6 +278,7 @@ OTHER_VALUES = {
     "loss.teacher_model": "resnet18",
     "model.options": "{class_token = false}",
     "model.freeze": '["blocks.*"]',
+    "data.val_fold": "2/5",
     "data.weights": "2,0.5",
     "data.image_size": "48",
     "data.eval_size": "[48, 64]",

@@ -18,6 +18,7 @@ from trainyard.config import RunConfig, load_recipe
 from trainyard.data.index.build import open_index
 from trainyard.run.build import build_feeds, build_run_model
 from trainyard.run.evaluation import DataSetResult, EvaluationOptions, evaluate_checkpoint
+from trainyard.training.evaluate import Views
 from trainyard.training.predictions import Predictions
 from trainyard.world import World
 
@@ -151,7 +152,11 @@ def test_statistics_are_of_images_that_are_not_mixed(digits: Path) -> None:
     assert len(set(map(tuple, corners.tolist()))) < 40  # the digits' black ground, not noise
 
 
-def test_a_flip_is_named(averaged: Path) -> None:
-    plain, flipped = evaluate(averaged), evaluate(averaged, flip=True)
-    assert (plain.as_dict()["flip"], flipped.as_dict()["flip"]) == (False, True)
-    assert not equal(plain.predictions[""], flipped.predictions[""])
+def test_a_flip_and_scales_are_named(averaged: Path) -> None:
+    plain, *others = (
+        evaluate(averaged, views=views) for views in (Views(), Views(True), Views(True, (1, 1.2)))
+    )
+    assert [other.as_dict()["flip"] for other in (plain, *others)] == [False, True, True]
+    assert [other.as_dict()["scales"] for other in (plain, *others)] == [[1], [1], [1, 1.2]]
+    assert not equal(plain.predictions[""], others[0].predictions[""])
+    assert not equal(others[0].predictions[""], others[1].predictions[""])

@@ -105,6 +105,11 @@ def test_stages_several_locations_and_a_run_that_goes_on() -> None:
     assert found["goes on"] == "after step 1,234 of 212"
 
 
+def test_a_fold_takes_the_place_of_a_share() -> None:
+    found = rows(data__val_fold="2/5")["validate"]
+    assert found == "100 images: data.val_fold = 2/5 of photos"
+
+
 def test_weights_and_their_pixels() -> None:
     pixels = {"mean": (0.485, 0.456, 0.406), "std": [0.229, 0.224, 0.225]}
     begun = Beginning("timm's a.b", log=["began with all"], pixels=pixels)

@@ -96,11 +96,12 @@ def evaluate(
     from trainyard.data.index.merge import validation_splits
     from trainyard.files import find_checkpoint
     from trainyard.run.evaluation import EvaluationOptions, evaluate_checkpoint
+    from trainyard.training.evaluate import Views
 
     folder, checkpoint = find_checkpoint(Path(run))
     config = evaluation_recipe(folder, overrides)
     places = None if data is None else tuple(validation_splits(_texts(data)))
-    question = EvaluationOptions(data=places, flip=flip, ema=ema, all_classes=all_classes)
+    question = EvaluationOptions(data=places, views=Views(flip), ema=ema, all_classes=all_classes)
     result = evaluate_checkpoint(config, checkpoint, question, world=world, console=console)
     return result.as_dict()
 

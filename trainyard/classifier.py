@@ -5,7 +5,7 @@ Images are processed as in an evaluation, so that the results are equal.
 
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -39,6 +39,7 @@ from trainyard.run.build import build_feeds, trained_model
 from trainyard.run.pretrained import choose_weights
 from trainyard.run.temperature import divide, load_temperatures
 from trainyard.training import checkpoint
+from trainyard.training.evaluate import Views
 from trainyard.training.precision import AUTOCASTS, autocast, use_precision
 from trainyard.world import World, pick_device
 
@@ -172,17 +173,23 @@ class Classifier:
         return self.config.data.eval_size or self.config.data.image_size
 
     def predict(
-        self, images: Picture | Iterable[Picture], top: int = 5, *, flip: bool = False
+        self,
+        images: Picture | Iterable[Picture],
+        top: int = 5,
+        *,
+        flip: bool = False,
+        scales: Sequence[float] = (1.0,),
     ) -> list[list[Guess]]:
         """The `top` likeliest classes of each image, with their probabilities.
 
         They add up to 1 over all classes, except with lists of labels (`has_lists`). A single image
-        is a list of one. `flip` takes the mean over an image and its mirror image. DataError, which
-        names the first unreadable image.
+        is a list of one. `flip` takes the mean over an image and its mirror image, `scales` over
+        enlargements of its middle. DataError, which names the first unreadable image.
         """
         found, images = [], _listed(images)
+        views = Views(flip, tuple(scales))
         for start in range(0, len(images), _BATCH):
-            shares_BC = self._shares(self.preprocess(images[start : start + _BATCH]), flip=flip)
+            shares_BC = self._shares(self.preprocess(images[start : start + _BATCH]), views)
             found += [self.named(*row) for row in zip(*_likeliest(shares_BC, top), strict=True)]
         return found
 
@@ -207,20 +214,22 @@ class Classifier:
         top: int = 5,
         *,
         flip: bool = False,
+        scales: Sequence[float] = (1.0,),
         embed: bool = False,
         on_batch: Callable[[int], None] = lambda _: None,
     ) -> Guesses:
         """Predictions for a whole index, through the loader; its labels are ignored.
 
-        `flip` as in `predict`. `embed` also keeps embeddings, what the classifier layer gets; a
-        CheckpointError if the model does not tell which layer that is. `on_batch` receives the
-        number of images started so far.
+        `flip` and `scales` as in `predict`. `embed` also keeps embeddings, what the classifier
+        layer gets; a CheckpointError if the model does not tell which layer that is. `on_batch`
+        receives the number of images started so far.
         """
         top, count = min(top, len(self.classes)), len(index)
         classes, probabilities = np.full((count, top), -1), np.zeros((count, top), np.float32)
         counts, bad = np.zeros(len(self.classes), np.int64), dict[int, str]()
         vectors: NDArray[np.float32] | None = None
-        for batch, shares_BC, own_BD in self._judged(index, flip=flip, embed=embed, show=on_batch):
+        views = Views(flip, tuple(scales))
+        for batch, shares_BC, own_BD in self._judged(index, views, embed=embed, show=on_batch):
             ids = batch.ids.numpy()
             classes[ids], probabilities[ids] = _likeliest(shares_BC, top)
             bad |= {sample.id: sample.reason for sample in batch.bad}
@@ -242,7 +251,7 @@ class Classifier:
         return Guesses(classes, probabilities, dict(sorted(bad.items())), counts, vectors)
 
     def _judged(
-        self, index: Index, *, flip: bool, embed: bool, show: Callable[[int], None]
+        self, index: Index, views: Views, *, embed: bool, show: Callable[[int], None]
     ) -> Iterator[tuple[Batch, Tensor, Tensor | None]]:
         """The batches of an index, with probabilities and, if wanted, embeddings [B, D]."""
         feeds, begun = build_feeds(self.config, World(), self.device), 0
@@ -252,20 +261,22 @@ class Classifier:
                 begun += len(batch.ids)
                 show(begun)
                 found.clear()
-                shares_BC = self._shares(batch.images_BCHW, flip=flip)
-                yield batch, shares_BC, _pooled(found[0]) if embed else None  # not of the mirrored
+                shares_BC = self._shares(batch.images_BCHW, views)
+                yield batch, shares_BC, _pooled(found[0]) if embed else None  # of the first view
 
-    def overlay(self, content: bytes) -> Image.Image:
-        """The image as the model gets it, red where it finds the likeliest class (Grad-CAM).
+    def overlay(self, content: bytes, label: int | None = None) -> Image.Image:
+        """The image as the model gets it, red where it finds a class (Grad-CAM).
 
-        The longer side has 224 pixels at least. DataError for an unreadable image, InputError for a
-        model without a feature map.
+        `label` is the number of the class; None for the likeliest. The longer side has 224 pixels
+        at least. DataError for an unreadable image, InputError for a model without a feature map.
         """
         images_BCHW = self.preprocess([content])
-        best = self.logits(images_BCHW).argmax(dim=1)
+        if label is None:
+            label = int(self.logits(images_BCHW).argmax())
+        classes = torch.tensor([label], device=self.device)
         precision = self.config.batch.precision
         with _arithmetic(precision), autocast(self.device, AUTOCASTS[precision]):
-            (heat_HW,) = activation_maps(self.model, images_BCHW, best)
+            (heat_HW,) = activation_maps(self.model, images_BCHW, classes)
         mean, std = (
             torch.tensor(of).view(-1, 1, 1) for of in (self.config.data.mean, self.config.data.std)
         )
@@ -308,13 +319,10 @@ class Classifier:
             for hook in hooks:
                 hook.remove()
 
-    def _shares(self, images_BCHW: Tensor, *, flip: bool) -> Tensor:
+    def _shares(self, images_BCHW: Tensor, views: Views) -> Tensor:
         """float32[B, classes]: probabilities."""
-        logits_BC = self.logits(images_BCHW)
-        shares_BC = logits_BC.sigmoid() if self.has_lists else logits_BC.softmax(dim=1)
-        if flip:
-            return (shares_BC + self._shares(images_BCHW.flip(3), flip=False)) / 2
-        return shares_BC
+        logits_VBC = torch.stack([self.logits(view_BCHW) for view_BCHW in views.of(images_BCHW)])
+        return (logits_VBC.sigmoid() if self.has_lists else logits_VBC.softmax(dim=2)).mean(dim=0)
 
     @cached_property
     def _normalise(self) -> Normalise:

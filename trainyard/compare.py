@@ -23,6 +23,9 @@ PRACTICAL = frozenset(
     )
 )
 
+REPEATS = ("run.seed", "data.val_fold")
+"""Keys by which a run is repeated: the mean of such runs is worth more than each."""
+
 
 def differences(old: RunConfig, new: RunConfig, keys: Collection[str] | None = None) -> list[str]:
     """Differences between two recipes in some keys, by default in all but PRACTICAL ones.

@@ -151,16 +151,18 @@ def on_data(
     """A recipe with the train and val data of a data set, or of several merged ones.
 
     `overrides`: the keys that the user set beside the recipe. DataError if one of the splits is
-    missing; RecipeError for a `data.val_share` of the user's beside val data.
+    missing; RecipeError for a `data.val_share` or `data.val_fold` of the user's beside val data.
     """
     from trainyard.data.index.merge import merged_splits
 
-    may_share = config.data.val_share is not None
+    may_share = config.data.val_part is not None
     found = merged_splits(locations, may_share=may_share)
-    if found["val"] is not None and "data.val_share" in overrides:
+    own = [key for key in ("data.val_share", "data.val_fold") if key in overrides]
+    if found["val"] is not None and own:
         raise RecipeError(
             "recipe.val-share-beside-val-data",
-            value=config.data.val_share,
+            key=own[0],
+            value=getattr(config.data, own[0].partition(".")[2]),
             locations=" and ".join(locations),
             val=found["val"],
         )

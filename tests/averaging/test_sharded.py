@@ -35,7 +35,7 @@ from trainyard.model.ema import Ema
 from trainyard.optim.config import OptimConfig
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.training.bn_statistics import estimate_statistics
-from trainyard.training.evaluate import evaluate
+from trainyard.training.evaluate import Views, evaluate
 from trainyard.training.step import MicroBatch, TrainStep
 from trainyard.training.update import DynamicLossScale, clip_by_norm, no_clip
 from trainyard.world import World
@@ -273,7 +273,12 @@ def judge(world: World) -> tuple[list[Any], int, list[Any], bool]:
     with averager.consensus():
         images = estimate_statistics([model], [share(world, 12), share(world, 4)], world=world)
         said = evaluate(
-            {"": model}, [share(world, 1)], num_samples=1, world=world, device=CPU, flip=True
+            {"": model},
+            [share(world, 1)],
+            num_samples=1,
+            world=world,
+            device=CPU,
+            views=Views(True),
         )
     statistics = whole_weights(model)["bn1.running_var"]
     is_whole = any(not isinstance(parameter, DTensor) for parameter in model.parameters())
@@ -288,7 +293,7 @@ def test_ranks_without_images_take_part() -> None:
     shares.append(share(World(rank=0, size=NUM_RANKS), 4))  # the other shares are of one image
     assert estimate_statistics([model], shares, world=alone) == 14
     said = evaluate(
-        {"": model}, [share(alone, 1)], num_samples=1, world=alone, device=CPU, flip=True
+        {"": model}, [share(alone, 1)], num_samples=1, world=alone, device=CPU, views=Views(True)
     )
     for (losses, places), images, statistics, is_whole in results:
         assert images == 14

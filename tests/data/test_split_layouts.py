@@ -298,10 +298,11 @@ def test_training_data_of_one_class_are_refused_by_train_and_by_verify(tmp_path:
 
 def test_a_share_beside_validation_data_is_an_error(tmp_path: Path) -> None:
     place = write_files(tmp_path / "set", files("train val"))
-    words = ("--data", place, "--data.val_share", "0.5", "--run", tmp_path / "run")
-    check(refused("train", "debug", *words), "recipe.val-share-beside-val-data", val=f"{place}/val")
-    check(
-        refused("data", "verify", place, "--val-share", "0.5"),
-        "verify.needless-val-share",
-        location=place,
-    )
+    for name, part in (("share", "0.5"), ("fold", "1/2")):
+        key = f"data.val_{name}"
+        words = ("--data", place, f"--{key}", part, "--run", tmp_path / "run")
+        fields = {"key": key, "value": part, "val": f"{place}/val"}
+        check(refused("train", "debug", *words), "recipe.val-share-beside-val-data", **fields)
+        for command in ("verify", "show"):
+            error = refused("data", command, place, f"--val-{name}", part)
+            check(error, "data.needless-division", location=place)

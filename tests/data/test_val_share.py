@@ -10,7 +10,7 @@ import pytest
 
 from tests.command_line import SHORT, Capture, run, shown
 from tests.data.tars import stored
-from tests.errors import check, refused
+from tests.errors import check, raises, refused
 from trainyard.config import load_recipe
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.merge import open_merged
@@ -29,7 +29,7 @@ def write(folder: Path, names: Iterable[str]) -> str:
     return str(folder)
 
 
-def sides(location: str, share: float = 0.25, seed: int = 0) -> dict[str, set[str]]:
+def sides(location: str, share: float | str = 0.25, seed: int = 0) -> dict[str, set[str]]:
     """The files on each side, relative to the location."""
     found = {}
     for split in ("train", "val"):
@@ -69,6 +69,69 @@ def test_each_class_has_its_share_and_an_image_on_each_side(tmp_path: Path) -> N
         val = Counter(Path(name).parent.name for name in found)
         wanted = dict(zip((1, 2, 10, 40, 60), counts, strict=True))
         assert {name: val[name] for name in sizes} == {n: wanted[s] for n, s in sizes.items()}
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 10])
+def test_folds_are_disjoint_and_together_all_images(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut at the same rounded places in each class, folds of five would have 2, 1, 2, 1, 1 of 7."""
+    sizes = {f"{n:02}": 7 if n < 20 else n - 19 for n in range(30)}
+    names = [f"{name}/{number}.png" for name, size in sizes.items() for number in range(size)]
+    location = write(tmp_path / "x", names)
+    folds = [sides(location, f"{fold + 1}/{count}") for fold in range(count)]
+    held_out = Counter(name for fold in folds for name in fold["val"])
+    assert held_out == dict.fromkeys(names, 1)
+    for fold in folds:
+        assert fold["train"] == set(names) - fold["val"]
+        in_class = Counter(name.partition("/")[0] for name in fold["val"])
+        for name, size in sizes.items():
+            assert in_class[name] in (size // count, -(-size // count))
+        of_seven = sum(in_class[name] for name in list(sizes)[:20])
+        assert abs(of_seven - 140 / count) < 2
+    assert sides(location, f"1/{count}", seed=1) != folds[0]
+    monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "of another node"))
+    assert sides(write(tmp_path / "y", names), f"1/{count}") == folds[0]
+
+
+def test_folds_of_lists_are_disjoint_and_together_all_images(tmp_path: Path) -> None:
+    names = [f"{number}.png" for number in range(90)]
+    location = write(tmp_path, names)
+    rows = (f"{name},a|b" if number % 2 else f"{name},b" for number, name in enumerate(names))
+    (tmp_path / "list.csv").write_text("\n".join(["path,labels", *rows]))
+    location = str(tmp_path / "list.csv")
+    parts = [open_part(open_index(location), Side("val", f"{n}/3", 0)) for n in (1, 2, 3)]
+    assert sorted(part.locate(row)[0] for part in parts for row in range(len(part))) == sorted(
+        str(tmp_path / name) for name in names
+    )
+    assert all(15 < len(part) < 45 for part in parts)
+
+
+@pytest.mark.parametrize(
+    "fold", ["0/5", "6/5", "1/1", "2", "a/b", "-1/5", "1/5/5", "٢/5", "1/999999"]
+)
+def test_what_is_no_fold(fold: str, classes: Path) -> None:
+    error = refused("train", "debug", "--data", classes, f"--data.val_fold={fold}")
+    check(error, "recipe.invalid-value", key="data.val_fold")
+    error = refused("data", "show", classes, f"--val-fold={fold}")
+    check(error, "recipe.invalid-value", key="data.val_fold")
+
+
+def test_more_folds_than_images(tmp_path: Path) -> None:
+    place = write(tmp_path / "x", ["a/1.png", "b/1.png", "b/2.png"])
+    with raises("data.too-few-to-share", key="data.val_fold", value="1/9"):
+        sides(place, "1/9")
+
+
+def test_show_counts_the_images_of_a_fold(classes: Path, capsys: Capture) -> None:
+    words = ("data", "show", classes, "--val-fold", "2/5", "--val-seed", "3")
+    about = json.loads(shown(capsys, *words, "--json"))
+    whole = open_index(str(classes))
+    for split in ("train", "val"):
+        part = open_part(whole, Side(split, "2/5", 3))
+        assert about[split]["samples"] == len(part)
+        assert [*about[split]["per_class"].values()] == part.samples_per_class().tolist()
+    assert about["train"]["samples"] + about["val"]["samples"] == len(whole)
 
 
 def test_parts_of_any_format_read_and_merge_as_wholes_do(digits: Path, tmp_path: Path) -> None:

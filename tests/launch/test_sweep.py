@@ -1,12 +1,15 @@
 """`trainyard sweep`: which runs it makes, how they are started and ended, and what is skipped."""
 
+import csv
 import json
 import os
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import pytest
@@ -15,10 +18,11 @@ from tests.command_line import Capture, newest, run, shown
 from tests.errors import check, raises, refused
 from tests.test_cli_signals import LONG, check_stopped_run, has_begun, started, wait_for
 from trainyard.cli import sweep as command
-from trainyard.cli.sweep import combinations, values_of
+from trainyard.cli.sweep import combinations, means_of, values_of
 from trainyard.errors import STOPS
 from trainyard.launch.job import Job
 from trainyard.launch.sweep import End, gpus, run_jobs
+from trainyard.report.listing import Row, State
 
 # --- the combinations ---
 
@@ -68,6 +72,31 @@ def test_names_are_those_of_folders() -> None:
     (dots, _) = combinations({"model.checkpoint": f"../..,{'x' * 500}"})
     assert "/" not in dots.name and dots.name.startswith("checkpoint=")
     assert all(len(run.name) < 100 for run in combinations({"model.name": f"a,{'x' * 500}"}))
+
+
+def test_means_are_of_complete_runs_that_differ_in_seed_and_fold_alone() -> None:
+    keys = {"model.checkpoint": "a/b,a_b", "data.val_fold": "1/2,2/2", "run.seed": "0,1"}
+    found = combinations(keys)
+    assert found[0].name == "checkpoint=a_b,val_fold=1_2,seed=0"
+    assert Counter(each.repeats for each in found) == {
+        "model.checkpoint=a/b": 4,
+        "model.checkpoint=a_b": 4,
+    }
+    ends: dict[str, tuple[State, float | None]] = {
+        "a": ("done", 0.5),
+        "b": ("ended early", 0.8),
+        "c": ("failed", 0.1),
+        "d": ("done", 0.9),
+        "e": ("done", None),
+        "f": ("done", 0.2),
+        "g": ("done", 0.4),
+        "h": ("done", 0.6),
+    }
+    rows = [Row(name, name, state, 0.0, best=best) for name, (state, best) in ends.items()]
+    repeats = dict(zip("abcdefgh", ["x", "x", "x", "y", "y", "z", "z", "z"], strict=True))
+    (first, second) = means_of(rows, repeats)
+    assert first[:3] == ("x", 2, "top1") and first[3:] == pytest.approx((0.65, 0.15))
+    assert second[:3] == ("z", 3, "top1") and second[3:] == pytest.approx((0.4, 0.2 / 3**0.5))
 
 
 def test_mistakes_are_found_before_anything_starts(digits: Path, tmp_path: Path) -> None:
@@ -216,6 +245,28 @@ def test_a_sweep_compares_its_runs_and_does_what_is_left(
     assert run(*base, "--optim.lr", "0.3,0.1,0.2") == 0
     assert len(json.loads(capfd.readouterr().out)["runs"]) == 3
     assert newest(failed).stat().st_mtime == before
+
+
+@pytest.mark.slow
+def test_folds_together_predict_each_image_once(
+    digits: Path, tmp_path: Path, capfd: Capture
+) -> None:
+    data, parent = digits / "val", tmp_path / "all"
+    base = ("sweep", "debug", "--data", data, "--runs", parent, *SHORT, "--json")
+    assert run(*base, "--data.val_fold", "1/3,2/3,3/3") == 0
+    result = json.loads(capfd.readouterr().out.splitlines()[0])
+    best = [row["best"] for row in result["runs"]]
+    (mean,) = result["means"]
+    assert (mean["name"], mean["runs"], mean["mean"]) == ("", 3, pytest.approx(sum(best) / 3))
+    assert mean["standard_error"] == pytest.approx(stdev(best) / 3**0.5)
+    assert "(3 folds)" in Path(result["report"]).read_text()
+    held_out = Counter[str]()
+    for row in result["runs"]:
+        lines = tmp_path / "lines.csv"
+        assert run("evaluate", row["run"], "--predictions", lines, "--json") == 0
+        with open(lines, newline="") as file:
+            held_out += Counter(line["file"] for line in csv.DictReader(file))
+    assert held_out == dict.fromkeys(map(str, data.glob("*/*.png")), 1)
 
 
 @pytest.mark.slow

@@ -21,12 +21,18 @@ def train_report(step: int, **figures: Any) -> dict[str, Any]:
 
 
 def write_run(
-    folder: Path, reports: Sequence[dict[str, Any]], *, seed: int = 0, lr: float = 0.1
+    folder: Path,
+    reports: Sequence[dict[str, Any]],
+    *,
+    seed: int = 0,
+    lr: float = 0.1,
+    fold: str | None = None,
 ) -> Path:
     folder.mkdir(parents=True)
     lines = "".join(json.dumps(report) + "\n" for report in reports)
     (folder / "metrics.jsonl").write_text(lines)
-    (folder / "recipe.toml").write_text(RECIPE.format(seed=seed, lr=lr))
+    data = "" if fold is None else f'[data]\ntrain = "photos"\nval_fold = "{fold}"\n'
+    (folder / "recipe.toml").write_text(RECIPE.format(seed=seed, lr=lr) + data)
     return folder
 
 

@@ -1,15 +1,21 @@
 import errno
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.command_line import SHORT, Capture, run, shown
 from tests.errors import check, refused
+from trainyard.classifier import load
 from trainyard.errors import DiskError
+from trainyard.report.pictures import _as_uri, open_album
+from trainyard.report.runs import read_runs
+from trainyard.training.recorded import load_recorded
 
 pytestmark = pytest.mark.slow
 
@@ -59,6 +65,31 @@ def test_a_report_needs_no_torch(copied: Path) -> None:
         f"main(['report', {str(copied)!r}]); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_maps_lie_beside_the_worst_errors(copied: Path, tmp_path: Path) -> None:
+    outs = [tmp_path / name for name in ("plain.html", "maps.html")]
+    assert run("report", copied, "--out", outs[0]) == 0
+    assert run("report", copied, "--out", outs[1], "--cam") == 0
+    plain, maps = (out.read_text() for out in outs)
+    tiles = maps.count('<li data-loss="')
+    assert tiles > 10 and maps.count('class="pair"') == tiles
+    assert maps.count("<img") == plain.count("<img") + tiles and 'class="pair"' not in plain
+    recorded = load_recorded(copied / "predictions.npz")
+    assert recorded is not None
+    wrong = np.flatnonzero(recorded.scores.place > 1)
+    sample = int(wrong[recorded.scores.loss[wrong].argmax()])
+    (read,) = read_runs([copied])
+    index = open_album(read).index
+    assert index is not None
+    content = Path(index.locate(sample)[0]).read_bytes()
+    assert _as_uri(load(copied).overlay(content, int(recorded.scores.guess[sample]))) in maps
+
+
+def test_maps_need_a_checkpoint(copied: Path) -> None:
+    shutil.rmtree(copied / "checkpoints")
+    (copied / "checkpoints").mkdir()
+    check(refused("report", copied, "--cam"), "checkpoint.none-yet", path=copied)
 
 
 def _bug(folders: object) -> Path:

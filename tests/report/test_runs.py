@@ -97,6 +97,26 @@ def test_seeds_alone_make_a_group(trained: list[Path]) -> None:
     assert [key for key, _ in differences(runs) if key not in PRACTICAL] == ["run.seed"]
 
 
+def test_folds_of_one_division_make_a_group(tmp_path: Path) -> None:
+    """Their fingerprints differ, as each run has other images."""
+    folders = [
+        write_run(tmp_path / name, [], fold=fold, seed=seed)
+        for name, fold, seed in (
+            ("f1", "1/2", 0),
+            ("f2", "2/2", 0),
+            ("other", "1/5", 0),
+            ("seed", "1/2", 1),
+            ("again", "1/2", 0),
+        )
+    ]
+    for number, folder in enumerate(folders):
+        fingerprints = {"fingerprints": {"val": str(number)}}
+        (folder / "environment.json").write_text(json.dumps(fingerprints))
+    assert [len(group.runs) for group in groups_of(read_runs(folders))] == [3, 1, 1]
+    (group,) = groups_of(read_runs(folders[:2]))
+    assert group.name == "f (2 folds)"
+
+
 def test_other_keys_do_not(tmp_path: Path) -> None:
     folders = [
         write_run(tmp_path / name, [], seed=seed, lr=lr)

@@ -14,6 +14,7 @@ import timm
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from tests.spawn import spawn, train_joined
@@ -23,7 +24,7 @@ from trainyard.data.feeds import Feeds
 from trainyard.data.index.build import open_index
 from trainyard.data.index.table import Index
 from trainyard.run.labels import labels_of
-from trainyard.training.evaluate import evaluate, score_labels
+from trainyard.training.evaluate import Views, evaluate, score_labels
 from trainyard.training.predictions import NOWHERE, Evaluation, Predictions, summary
 from trainyard.world import World
 
@@ -281,7 +282,9 @@ def test_a_flip_judges_the_mean_of_the_softmax() -> None:
     images = torch.randn(6, 4, 1, 2, generator=torch.Generator().manual_seed(1))
     batch = Scores(images, torch.arange(6) % 4, torch.ones(6), torch.arange(6))
     models = {"": Lopsided()}
-    said = evaluate(models, [batch], num_samples=6, world=World(), device=CPU, flip=True)[""]
+    said = evaluate(models, [batch], num_samples=6, world=World(), device=CPU, views=Views(True))[
+        ""
+    ]
     model = Lopsided()
     both = (model(images).softmax(dim=1) + model(images.flip(3)).softmax(dim=1)) / 2
     assert said.guess.tolist() == both.argmax(dim=1).tolist()
@@ -295,11 +298,45 @@ def test_a_flip_scores_labels_by_the_mean_of_the_sigmoid() -> None:
     weights = torch.tensor([1.0, 1, 1, 1, 1, 0])
     batch = Scores(images, torch.arange(6), weights, torch.arange(6).flip(0))
     models: dict[str, nn.Module] = {"": Lopsided()}
-    said = score_labels(models, [batch], num_samples=6, world=World(), device=CPU, flip=True)[""]
+    said = score_labels(
+        models, [batch], num_samples=6, world=World(), device=CPU, views=Views(True)
+    )[""]
     both = Lopsided()(images).sigmoid() + Lopsided()(images.flip(3)).sigmoid()
     expected = (both / 2).logit().T.flip(1)
     assert said.read.tolist() == [False, True, True, True, True, True]
     np.testing.assert_allclose(said.logits[:, 1:], expected[:, 1:], rtol=1e-4)
+
+
+@pytest.mark.parametrize("scales", [(1.0, 2.0), (1.0, 1.5, 2.0), (2.0,)])
+def test_scales_judge_the_mean_over_enlargements_of_the_middle(scales: tuple[float, ...]) -> None:
+    images = torch.randn(6, 4, 6, 6, generator=torch.Generator().manual_seed(1))
+    batch = Scores(images, torch.arange(6) % 4, torch.ones(6), torch.arange(6))
+    model, views = Lopsided(), Views(True, scales)
+    found = evaluate({"": model}, [batch], num_samples=6, world=World(), device=CPU, views=views)
+    (listed,) = score_labels(
+        {"": model}, [batch], num_samples=6, world=World(), device=CPU, views=views
+    ).values()
+    expected, alone = [], []
+    for scale in scales:
+        rows = {1.0: slice(0, 6), 1.5: slice(1, 5), 2.0: slice(1, 4)}[scale]
+        view = F.interpolate(images[:, :, rows, rows], (6, 6), mode="bilinear")
+        for each in (view, view.flip(3)):
+            expected.append(model(each).softmax(dim=1))
+            alone.append(model(each).sigmoid())
+    mean = torch.stack(expected).mean(dim=0)
+    np.testing.assert_allclose(found[""].loss, -mean[range(6), batch.labels].log(), rtol=1e-5)
+    logits = torch.stack(alone).mean(dim=0).logit().T
+    np.testing.assert_allclose(listed.logits, logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_views_keep_kind_and_size(dtype: torch.dtype, channels: int) -> None:
+    images = torch.randn(2, channels, 7, 12).to(dtype, memory_format=torch.channels_last)
+    views = [*Views(True, (1.0, 1.15, 100.0)).of(images)]
+    assert len(views) == 6 and torch.equal(views[0], images)
+    assert {(view.shape, view.dtype) for view in views} == {(images.shape, dtype)}
+    torch.testing.assert_close(views[4], images[:, :, 3:4, 5:6].expand_as(images))
 
 
 def test_the_forward_pass_has_the_precision_asked_for() -> None:

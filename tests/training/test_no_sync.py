@@ -46,7 +46,7 @@ from trainyard.run.distillation import build_run_loss
 from trainyard.training import evaluate as evaluation
 from trainyard.training import precision, step
 from trainyard.training.checkpoint import TrainState
-from trainyard.training.evaluate import evaluate
+from trainyard.training.evaluate import Views, evaluate
 from trainyard.training.guard import Guard
 from trainyard.training.step import TrainStep
 from trainyard.world import World
@@ -224,7 +224,12 @@ def test_an_evaluation_waits_at_its_end_alone() -> None:
             taken.append(number)
 
     kept = torch.arange(5, device=META)
-    given: Any = {"num_samples": 24, "world": World(), "device": META, "flip": True}
+    given: Any = {
+        "num_samples": 24,
+        "world": World(),
+        "device": META,
+        "views": Views(True, (1, 1.2)),
+    }
     with pytest.raises(HostWaits, match=r"copy of \(2, 4, 24\)"), Watched():
         evaluate(models, batches(), columns=kept, **given)
     assert taken == [0, 1, 2]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainyard.api import EVALUATED, check_evaluated, evaluation_recipe
-from trainyard.cli.options import add_ema, check_suffix, check_target, loading, positive
+from trainyard.cli.options import add_ema, add_views, check_suffix, check_target, loading, positive
 from trainyard.cli.printing import print_text, result_console, write_csv
 from trainyard.distributed import discover
 from trainyard.errors import InputError
@@ -63,8 +63,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="also report top-1 by reassessed labels: ReaL's real.json for ImageNet",
     )
     add_ema(parser, "all of them")
-    about_flip = "average the softmax of each image and of its mirror image"
-    parser.add_argument("--flip", action="store_true", help=about_flip)
+    add_views(parser)
     parser.add_argument(
         "--temperature",
         action=argparse.BooleanOptionalAction,
@@ -119,12 +118,13 @@ def evaluate(options: argparse.Namespace) -> int:
     data = tuple(validation_splits(options.data)) if options.data else None
     with loading():
         from trainyard.run.evaluation import EvaluationOptions, evaluate_checkpoint
+        from trainyard.training.evaluate import Views
 
     question = EvaluationOptions(
         data=data,
         all_classes=options.all_classes,
         labels=Path(options.labels) if options.labels else None,
-        flip=options.flip,
+        views=Views(options.flip, options.scales),
         ema=options.ema,
         temperature=options.temperature,
     )
@@ -292,9 +292,12 @@ def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
     for prefix in (each for each in prefixes if f"{each}temperature" in tree):
         which = f"{label_of(prefix)} weights: " if len(prefixes) > 1 else ""
         yield f"{which}logits divided by the temperature {tree[f'{prefix}temperature']:g}"
-    if tree["flip"]:
+    if tree["flip"] or tree["scales"] != [1]:
         kind = "sigmoid" if "map" in tree else "softmax"
-        yield f"with test-time flip: the mean of the {kind} of each image and of its mirror image"
+        mirrored = " and of its mirror image" if tree["flip"] else ""
+        scales = f", at the scales {' and '.join(f'{scale:g}' for scale in tree['scales'])}"
+        at = "" if tree["scales"] == [1] else scales
+        yield f"averaged at test time: the {kind} of each image{mirrored}{at}"
     if tree["classes"] < tree["model_classes"]:
         of = f"{tree['classes']:,} of {tree['model_classes']:,} classes"
         yield f"{where}: guesses among its {of} alone"

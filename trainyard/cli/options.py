@@ -59,6 +59,14 @@ def above_zero(text: str) -> float:
     return found
 
 
+def enlarging(text: str) -> tuple[float, ...]:
+    """Numbers from 1 up, between commas."""
+    found = tuple(number(part) for part in text.split(","))
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} has a number below 1")
+    return found
+
+
 def workers_of(options: argparse.Namespace) -> int:
     """`--workers`, or a process for each core. InputError if there are none."""
     if options.workers is None:
@@ -102,6 +110,23 @@ def add_ema(parser: "argparse.ArgumentParser | argparse._ArgumentGroup", default
         dest="ema",
         type=float,
         help="use the moving average of this decay, of a run with several",
+    )
+
+
+def add_views(parser: argparse.ArgumentParser) -> None:
+    """Add --flip and --scales, the views of an image whose probabilities are averaged."""
+    parser.add_argument(
+        "--flip",
+        action="store_true",
+        help="take the mean of the probabilities of each image and of its mirror image",
+    )
+    parser.add_argument(
+        "--scales",
+        metavar="S,S",
+        type=enlarging,
+        default=(1.0,),
+        help="take the mean over scales: 1,1.15 is that of the image and of its middle, 1.15 times "
+        "as large",
     )
 
 

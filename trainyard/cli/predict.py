@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from trainyard.cli.options import (
     SECTIONS,
     add_checkpoint,
+    add_views,
     check_overrides,
     check_suffix,
     check_target,
@@ -117,11 +118,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         default=5,
         help="number of classes per image; default: 5",
     )
-    parser.add_argument(
-        "--flip",
-        action="store_true",
-        help="take the mean of the probabilities of each image and of its mirror image",
-    )
+    add_views(parser)
     _add_output(parser)
     parser.epilog = (
         "Recipe keys of the sections model, data and batch can be given as --SECTION.KEY VALUE, "
@@ -257,6 +254,7 @@ def _predicted(
                 images.index,
                 options.top,
                 flip=options.flip,
+                scales=options.scales,
                 embed=bool(options.embeddings or options.duplicates),
                 on_batch=on_batch,
             )

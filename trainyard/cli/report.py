@@ -23,11 +23,16 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.csv",
         help="also show images that may have a wrong label: the file of evaluate --suspects",
     )
+    parser.add_argument(
+        "--cam",
+        action="store_true",
+        help="also show where the model finds the class that it takes an image for (Grad-CAM)",
+    )
     parser.add_argument("--json", action="store_true", help="print its path as JSON")
     parser.epilog = (
-        "Runs that differ only in run.seed are shown as their mean with two standard deviations. A "
-        "report may be made while its run trains; trackers (watch.wandb, watch.tensorboard, ...) "
-        "show that live."
+        "Runs that differ only in run.seed or data.val_fold are shown as their mean with two "
+        "standard deviations. A report may be made while its run trains; trackers (watch.wandb, "
+        "watch.tensorboard, ...) show that live."
     )
     parser.set_defaults(run_command=report)
 
@@ -41,7 +46,8 @@ def report(options: argparse.Namespace) -> int:
     from trainyard.report.page import write_report
 
     suspects = Path(options.suspects) if options.suspects else None
-    path = write_report(folders, Path(options.out) if options.out else None, suspects=suspects)
+    out = Path(options.out) if options.out else None
+    path = write_report(folders, out, suspects=suspects, cam=options.cam)
     size = path.stat().st_size
     if options.json:
         print(json.dumps({"report": str(path), "bytes": size, "runs": options.runs}))

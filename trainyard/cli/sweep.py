@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainyard.cli.launch.common import num_devices
+from trainyard.cli.printing import print_text
 from trainyard.cli.runs import print_runs
 from trainyard.cli.train import OUTPUT_MODES, config_of
 from trainyard.data.storage.credentials import without_secrets
@@ -35,6 +37,19 @@ class Combination(NamedTuple):
     name: str
     """The name of its folder: the values of the keys that vary."""
     overrides: dict[str, str]
+    repeats: str
+    """What varies but the seed and the fold: runs that have it in common repeat one another."""
+
+
+class Mean(NamedTuple):
+    """The mean of runs that differ in the seed or the fold alone."""
+
+    name: str
+    """What varies beside; "" for nothing."""
+    runs: int
+    best_by: str
+    mean: float
+    standard_error: float
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +64,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         modes.add_argument(f"--{name}", action="store_true", help=OUTPUT_MODES[name])
     parser.epilog = (
         "Recipe keys take several values, separated by commas: --optim.lr 1e-3,3e-3. A list among "
-        "them has brackets, a text with commas quotes. The same command goes on with a sweep."
+        "them has brackets, a text with commas quotes. The same command goes on with a sweep. Of "
+        "runs that differ in data.val_fold or run.seed alone it ends with the mean and its "
+        "standard error: --data.val_fold 1/5,2/5,3/5,4/5,5/5 is a cross-validation."
     )
     parser.set_defaults(run_command=sweep, takes_overrides=True)
 
@@ -73,7 +90,8 @@ def sweep(options: argparse.Namespace) -> int:
         print_line(f"{len(jobs) - len(left)} of {len(jobs)} runs are complete already")
     failed, received = _run(left, options) if left else ({}, None)
     rows = _rows([job.run for job in jobs])
-    _show(rows, parent, options)
+    repeats = {str(job.run): run.repeats for job, run in zip(jobs, runs, strict=True)}
+    _show(rows, means_of(rows, repeats), parent, options)
     if received is not None:
         print_line("stopped: the same command goes on")
         return stopped_by(received).exit_code
@@ -91,6 +109,8 @@ def combinations(overrides: Mapping[str, str]) -> list[Combination]:
 
     RecipeError if no key has several values, or a list among them has no brackets.
     """
+    from trainyard.compare import REPEATS
+
     values = {key: values_of(key, text) for key, text in overrides.items()}
     varied = [key for key, found in values.items() if len(found) > 1]
     if not varied:
@@ -102,11 +122,10 @@ def combinations(overrides: Mapping[str, str]) -> list[Combination]:
     found: dict[str, Combination] = {}
     for chosen in product(*values.values()):
         by_key = dict(zip(values, chosen, strict=True))
-        parts = (
-            f"{label}={_in_name(by_key[key])}" for label, key in zip(labels, varied, strict=True)
-        )
-        name = _unique(",".join(parts), found)
-        found[name] = Combination(name, by_key)
+        parts = [(label, by_key[key]) for label, key in zip(labels, varied, strict=True)]
+        name = _unique(",".join(f"{label}={_in_name(value)}" for label, value in parts), found)
+        beside = (f"{key}={by_key[key]}" for key in varied if key not in REPEATS)
+        found[name] = Combination(name, by_key, ", ".join(beside))
     return [*found.values()]
 
 
@@ -211,10 +230,27 @@ def _rows(runs: Sequence[Path]) -> "list[Row]":
     return sorted_rows([row for run in runs if is_run(run) for row in list_runs(run)])
 
 
-def _show(rows: "Sequence[Row]", parent: Path, options: argparse.Namespace) -> None:
+def means_of(rows: "Sequence[Row]", repeats: Mapping[str, str]) -> list[Mean]:
+    """The means of complete runs whose folders have the same text in `repeats`, the best first."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        if row.state in _DONE and row.best is not None:
+            found.setdefault((repeats[row.run], row.best_by), []).append(row.best)
+    means = [
+        Mean(name, len(of), best_by, fmean(of), stdev(of) / len(of) ** 0.5)
+        for (name, best_by), of in found.items()
+        if len(of) > 1
+    ]
+    return sorted(means, key=lambda each: -each.mean)
+
+
+def _show(
+    rows: "Sequence[Row]", means: Sequence[Mean], parent: Path, options: argparse.Namespace
+) -> None:
     """Print the table, and write the report. What prevents a report is printed."""
     report: str | None = None
     if rows:
+        from trainyard.monitor.outcome import METRICS
         from trainyard.report.page import write_report
 
         try:
@@ -223,8 +259,12 @@ def _show(rows: "Sequence[Row]", parent: Path, options: argparse.Namespace) -> N
             print_line(f"no report ({error})")
     if options.json:
         result: dict[str, Any] = {"runs": [asdict(row) for row in rows], "report": report}
-        print(json.dumps(result))
+        print(without_secrets(json.dumps(result | {"means": [of._asdict() for of in means]})))
     elif rows:
         print_runs(rows)
+        for one in means:
+            about = f"the mean of {one.runs} runs and its standard error"
+            value = f"{METRICS[one.best_by]} {one.mean:.2%} ± {one.standard_error:.2%}, {about}"
+            print_text(without_secrets(f"{one.name}: {value}" if one.name else value))
         if report is not None:
             print(f"the report on all: {report}")

@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from trainyard.data.decode.crops import CentralCrop, Fit, FittedCrop, Interpolation, Pixel
+from trainyard.data.index.val_share import read_fold
 from trainyard.data.storage.location import take_secrets
 from trainyard.image_size import ImageSize, as_size, height_width
 from trainyard.section import Section
@@ -46,9 +47,12 @@ class DataConfig(Section):
     """Share of the images of each class in `train` that is for validation, such as 0.1, if `val` is
     not set. An image's side depends on its path in `train` and on `val_seed` alone, so it stays the
     same as images are added; a class of two images or more has one on each side."""
+    val_fold: str | None = None
+    """Fold of the images of each class that is for validation, in place of `val_share`: "2/5" is
+    the second of five, which are disjoint and together all images."""
     val_seed: int = Field(0, ge=0, lt=2**31)
-    """Seed of `val_share`. It is not `run.seed`, so that runs with other seeds are validated on the
-    same images."""
+    """Seed of `val_share` and `val_fold`. It is not `run.seed`, so that runs with other seeds are
+    validated on the same images."""
     order: Literal["exact", "resample", "join"] = "exact"
     """exact: every sample once per epoch. resample: short runs of samples from shards drawn with
     replacement. join: data without an index; each rank reads its own shards once per pass, and
@@ -112,6 +116,18 @@ class DataConfig(Section):
     once, while it trains; later runs use the copies again."""
     stage_gb: float | None = Field(None, gt=0)
     """Largest total size of the copies in `stage`, in GB; what exceeds it is read at its source."""
+
+    @field_validator("val_fold")
+    @classmethod
+    def _is_fold(cls, text: str | None) -> str | None:
+        if text is not None:
+            read_fold(text)
+        return text
+
+    @property
+    def val_part(self) -> float | str | None:
+        """The part of `train` that is for validation, if `val` is not set."""
+        return self.val_fold or self.val_share
 
     @field_validator("mean", "std")
     @classmethod

@@ -58,9 +58,9 @@ class Source(NamedTuple):
 
 def source_of(config: DataConfig, split: Literal["train", "val"]) -> Source:
     """The source of a recipe's training or validation images."""
-    if config.val is not None or config.val_share is None or config.order == "join":
+    if config.val is not None or config.val_part is None or config.order == "join":
         return Source(getattr(config, split), f"data.{split}")
-    return Source(config.train, "data.train", Side(split, config.val_share, config.val_seed))
+    return Source(config.train, "data.train", Side(split, config.val_part, config.val_seed))
 
 
 def check_sources(config: DataConfig, world: World) -> None:
@@ -85,9 +85,10 @@ def data_remarks(config: DataConfig, data: Datasets) -> list[str]:
         for place in _listed(config.val or ())
         if names_test(place)
     ]
-    if config.val is not None and config.val_share is not None:
+    if config.val is not None and config.val_part is not None:
+        side = Side("val", config.val_part, config.val_seed)
         remarks.append(
-            f"data.val_share = {config.val_share} is not used: validation images come from "
+            f"{side.key} = {side.part} is not used: validation images come from "
             f"{source_of(config, 'val')}"
         )
     if isinstance(data.train, Index):

@@ -115,7 +115,7 @@ def _numbers(values: Iterable[float | None]) -> list[float]:
 
 
 def _comparison(groups: Sequence[Group]) -> Html:
-    """A row for each run, and one for each group of runs that differ in the seed alone."""
+    """A row for each run, and one for each group of several."""
     runs = [run for group in groups for run in group.runs]
     shown = {key: name for key, name in _COMPARED.items() if any(run.best(key) for run in runs)}
     shown = shown or {"top1": _COMPARED["top1"]}
@@ -128,7 +128,7 @@ def _comparison(groups: Sequence[Group]) -> Html:
         for run in group.runs:
             name = join(None if group.is_several else swatch, run.name)
             rows.append(_row(name, str(run.recipe.get("run.seed", "")), (run,), shown))
-    caption = "Runs; of several seeds the mean and two standard deviations"
+    caption = "Runs; of several seeds or folds the mean and two standard deviations"
     return table(head, rows, caption=caption, numbers=1, class_="runs")
 
 

@@ -31,16 +31,23 @@ _THEMES = {"auto": "System", "light": "Light", "dark": "Dark"}
 
 
 def write_report(
-    folders: Sequence[Path], out: Path | None = None, *, suspects: Path | None = None
+    folders: Sequence[Path],
+    out: Path | None = None,
+    *,
+    suspects: Path | None = None,
+    cam: bool = False,
 ) -> Path:
     """Write a report to `out`; by default into a run's directory, or here for several runs.
 
-    `suspects`: a file of `evaluate --suspects`, shown too. InputError for a folder that is no run
-    directory, a file of another kind, or one that cannot be written.
+    `suspects`: a file of `evaluate --suspects`, shown too. `cam`: True for class activation maps
+    beside the worst errors. InputError for a folder that is no run directory, a file of another
+    kind, one that cannot be written, or a model without maps; CheckpointError for one that cannot
+    be loaded.
     """
     path = out or (folders[0] / NAME if len(folders) == 1 else Path(NAME))
     runs = read_runs(list(folders))
-    text = page(runs, [] if suspects is None else [suspects_section(suspects, runs[0])])
+    further = [] if suspects is None else [suspects_section(suspects, runs[0])]
+    text = page(runs, further, cam=cam)
     try:
         write_text(path, text)
     except OSError as error:
@@ -48,11 +55,11 @@ def write_report(
     return path
 
 
-def page(runs: Sequence[Run], further: Sequence[Section] = ()) -> str:
-    """The page of one or several runs, with further sections."""
+def page(runs: Sequence[Run], further: Sequence[Section] = (), *, cam: bool = False) -> str:
+    """The page of one or several runs, with further sections; for `cam` see `write_report`."""
     groups = groups_of(runs)
     charts = charts_of(groups)
-    mistakes, classes = _mistakes(runs)
+    mistakes, classes = _mistakes(runs, cam=cam)
     sections: list[Section | None] = [
         ("overview", "Overview", overview_section(groups)),
         ("curves", "Curves", curves_section(charts)) if charts else None,
@@ -81,14 +88,19 @@ def page(runs: Sequence[Run], further: Sequence[Section] = ()) -> str:
     return f"<!doctype html>\n{tag('html', _head(groups), body, lang='en')}\n"
 
 
-def _mistakes(runs: Sequence[Run]) -> tuple[list[Section], dict[str, Any]]:
+def _mistakes(runs: Sequence[Run], *, cam: bool) -> tuple[list[Section], dict[str, Any]]:
     """Sections and data on the best run among those with predictions, by top-1 or else mAP."""
     saved = [(run, run.recorded) for run in runs if run.recorded is not None]
     if not saved:
         return [], {}
     key = "top1" if any(run.best("top1") for run, _ in saved) else "map"
     run, recorded = max(saved, key=lambda each: (each[0].best(key) or {}).get(key, 0.0))
-    sections, data = predictions_sections(run, recorded, open_album(run))
+    album = open_album(run)
+    if cam and album.index is not None:
+        from trainyard.classifier import load  # torch, which the rest of a report does without
+
+        album.overlay = load(run.folder.path).overlay
+    sections, data = predictions_sections(run, recorded, album)
     if len(runs) > 1:
         which = about(f"From {run.name}, the run with the highest {METRICS[key]}.")
         sections = [(name, title, join(which, content)) for name, title, content in sections]

@@ -3,7 +3,7 @@
 import base64
 import io
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,8 @@ class Album:
     why_none: str = ""
     exif: bool = False
     """True if images are turned upright, as in the run."""
+    overlay: Callable[[bytes, int | None], Image.Image] | None = None
+    """Draws where the model finds a class, if that is wanted; see Classifier.overlay."""
     _uris: dict[int, str | None] = field(default_factory=dict)
 
     def load(self, samples: Iterable[int]) -> None:
@@ -50,6 +52,12 @@ class Album:
     def uri(self, sample: int) -> str | None:
         """A loaded thumbnail as a data URI; None for an unreadable image."""
         return self._uris.get(sample)
+
+    def map_uri(self, sample: int, label: int | None) -> str | None:
+        """Where a class is found in a loaded image, as a data URI; None if that is not wanted."""
+        if self.overlay is None or self.index is None or self.uri(sample) is None:
+            return None
+        return _as_uri(self.overlay(bytes(Reader(self.index).read(sample)), label))
 
     def file(self, sample: int) -> str:
         """The name of a sample's file; "" if the data is not available."""
@@ -87,6 +95,10 @@ def _uri(reader: Reader, sample: int, exif: bool) -> tuple[str | None, str]:
         image = whole_image(reader.read(sample), exif=exif)
     except (InputError, OSError, BadImageError) as error:
         return None, without_secrets(str(error))
+    return _as_uri(image), ""
+
+
+def _as_uri(image: Image.Image) -> str:
     buffer = io.BytesIO()
     if max(image.size) <= _SMALL:
         image.save(buffer, "PNG", optimize=True)
@@ -95,4 +107,4 @@ def _uri(reader: Reader, sample: int, exif: bool) -> tuple[str | None, str]:
         image.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS, reducing_gap=3)
         image.save(buffer, "JPEG", quality=_QUALITY, optimize=True)
         kind = "jpeg"
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}", ""
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"

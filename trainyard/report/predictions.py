@@ -169,6 +169,7 @@ def _errors(run: Run, recorded: Recorded, album: Album) -> Html:
         f"another class. Shown are the {len(samples)} with the highest loss or the most confident "
         "guess."
     )
+    text += " Red is where the model finds the other class (Grad-CAM)." if album.overlay else ""
     order = switch("order", "Order by", {"loss": "Loss", "confidence": "Confidence"})
     tiles = []
     for n in samples:
@@ -180,7 +181,8 @@ def _errors(run: Run, recorded: Recorded, album: Album) -> Html:
             tag("p", f"{confidence:.0%} sure, loss {loss:.2f}", class_="detail"),
         )
         keys = {"data_loss": f"{loss:.4g}", "data_confidence": f"{confidence:.4g}"}
-        tiles.append(tile(album, n, f"{label}, taken for {guess}", *lines, **keys))
+        alt = f"{label}, taken for {guess}"
+        tiles.append(tile(album, n, alt, *lines, label=int(scores.guess[n]), **keys))
     return join(about(text), order, tag("ul", *tiles, class_="tiles", id="errors-grid"))
 
 
@@ -197,6 +199,7 @@ def _listed_errors(run: Run, recorded: Recorded, album: Album) -> Html:
         f"{len(wrong):,} of {int(scores.read.sum()):,} validation images have a wrong or a missing "
         f"label. Shown are the {len(samples)} with the highest loss."
     )
+    text += " Red is where the model finds the likeliest label (Grad-CAM)." if album.overlay else ""
 
     def names(chosen: NDArray[np.bool_]) -> str:
         return ", ".join(_class_name(run, n) for n in np.flatnonzero(chosen).tolist()) or "none"
@@ -219,12 +222,26 @@ def _highest(column: NDArray[np.float32], samples: NDArray[np.int64], count: int
     return [int(n) for n in samples[np.argsort(-column[samples], kind="stable")][:count]]
 
 
-def tile(album: Album, sample: int, alt: str, *lines: Html | None, **attributes: str) -> Html:
-    """An image with its description, number and file."""
+def tile(
+    album: Album,
+    sample: int,
+    alt: str,
+    *lines: Html | None,
+    label: int | None = None,
+    **attributes: str,
+) -> Html:
+    """An image with its description, number and file, and where a class is found in it.
+
+    `label` is the number of that class; None for the likeliest.
+    """
     picture = _picture(album, sample, alt) or tag("span", "no picture", class_="no-picture")
+    shown = tag("div", picture, class_="picture")
+    if uri := album.map_uri(sample, label):
+        where = tag("img", src=uri, alt=f"{alt}: where it is found")
+        shown = tag("div", shown, tag("div", where, class_="picture"), class_="pair")
     file = f"#{sample} {album.file(sample)}".strip()
     name = tag("p", file, class_="detail file", title=file)
-    return tag("li", tag("div", picture, class_="picture"), *lines, name, **attributes)
+    return tag("li", shown, *lines, name, **attributes)
 
 
 def line(what: str, names: str, class_: str | None = None) -> Html:

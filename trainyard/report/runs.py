@@ -1,4 +1,4 @@
-"""Run directories, also of unfinished runs, and groups of runs that differ in the seed alone."""
+"""Run directories, also of unfinished runs, and groups of runs that repeat one another."""
 
 import math
 import tomllib
@@ -9,7 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from trainyard.compare import PRACTICAL
+from trainyard.compare import PRACTICAL, REPEATS
 from trainyard.course import amount_of
 from trainyard.errors import DataError, InputError
 from trainyard.files import RunDirectory, check_run, json_object, read_json
@@ -17,7 +17,7 @@ from trainyard.monitor.history import ENDED_EARLY, History, read_history
 from trainyard.monitor.reports import Report
 from trainyard.training.recorded import Recorded, load_recorded
 
-_SEED = "run.seed"
+_SEED, _FOLD = REPEATS
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 # Parts of environment.json that are no single value.
 _ENVIRONMENT = {
@@ -244,20 +244,34 @@ class Group:
 
 
 def groups_of(runs: Sequence[Run]) -> list[Group]:
-    """Groups in the order of their first runs. A run with a repeated seed gets its own group."""
+    """Groups of runs that differ in the seed or the fold alone, in the order of their first runs.
+
+    A run whose seed and fold its group has already gets its own group.
+    """
     found: dict[str, list[Run]] = {}
     for run in runs:
-        key = repr((_what_counts(run), run.environment.get("fingerprints")))
-        seeds = [other.recipe.get(_SEED) for other in found.get(key, ())]
-        if not run.recipe or run.recipe.get(_SEED) in seeds:
+        key = repr((_what_counts(run), _data(run)))
+        is_there = _repeat(run) in map(_repeat, found.get(key, ()))
+        if not run.recipe or is_there:
             key += f" {run.folder.path}"
         found.setdefault(key, []).append(run)
     return [Group(_name(group), tuple(group)) for group in found.values()]
 
 
 def _what_counts(run: Run) -> list[tuple[str, Any]]:
-    aside = PRACTICAL | {_SEED}  # the data's fingerprint is compared instead
+    aside = PRACTICAL.union(REPEATS)  # see _data
     return sorted((key, of) for key, of in run.recipe.items() if key not in aside)
+
+
+def _data(run: Run) -> object:
+    """What tells the data of runs apart. Folds of one division are the same data."""
+    if (fold := run.recipe.get(_FOLD)) is None:
+        return run.environment.get("fingerprints")
+    return run.recipe.get("data.train"), str(fold).partition("/")[2]
+
+
+def _repeat(run: Run) -> list[Any]:
+    return [run.recipe.get(key) for key in REPEATS]
 
 
 def _name(runs: list[Run]) -> str:
@@ -265,7 +279,9 @@ def _name(runs: list[Run]) -> str:
         return runs[0].name
     common = _common([run.name for run in runs]).rstrip("0123456789")
     common = common.removesuffix("seed").rstrip("-_./= ")
-    return f"{common or f'{runs[0].name} … {runs[-1].name}'} ({len(runs)} seeds)"
+    seeds, folds = (len({str(run.recipe.get(key)) for run in runs}) for key in REPEATS)
+    what = "folds" if seeds == 1 else "seeds" if folds == 1 else "seeds and folds"
+    return f"{common or f'{runs[0].name} … {runs[-1].name}'} ({len(runs)} {what})"
 
 
 def _common(names: list[str]) -> str:

@@ -40,7 +40,7 @@ from trainyard.run.pretrained import choose_weights
 from trainyard.run.temperature import Temperatures, calibrate, counted
 from trainyard.training import checkpoint
 from trainyard.training.averages import prefix_of
-from trainyard.training.evaluate import evaluate, score_labels
+from trainyard.training.evaluate import ONE_VIEW, Views, evaluate, score_labels
 from trainyard.training.label_scores import LabelScores
 from trainyard.training.precision import AUTOCASTS, use_precision
 from trainyard.training.predictions import Predictions, reassessed_top1, summary
@@ -58,8 +58,8 @@ class EvaluationOptions:
     """True if classes that the data lacks may be predicted too."""
     labels: Path | None = None
     """Relabelled classes of the data; see data/index/real_labels.py."""
-    flip: bool = False
-    """True to use the mean softmax of an image and of its mirror image."""
+    views: Views = ONE_VIEW
+    """The views of an image whose mean softmax is used."""
     ema: bool | float | None = None
     """True for the moving average alone, the best of several, a decay for one of them, False for
     the weights alone; None for all."""
@@ -116,7 +116,8 @@ class DataSetResult:
         tree |= {
             "classes": len(self.classes),
             "model_classes": self.model_classes,
-            "flip": self.question.flip,
+            "flip": self.question.views.flip,
+            "scales": [*self.question.views.scales],
         }
         return tree | ({"reassessed": self._reassessed()} if self.data.labels else {})
 
@@ -164,10 +165,10 @@ def evaluate_checkpoint(
         temperatures = _calibrated(
             config, feeds, data, models, question=question, path=path, console=console
         )
-        predictions = _predictions(config, feeds, data, models, flip=question.flip, console=console)
+        found = _predictions(config, feeds, data, models, views=question.views, console=console)
         with together(world):
             best = _best_average(path, progress)
-            result = _result(data, predictions, classes, question, best=best)
+            result = _result(data, found, classes, question, best=best)
             return replace(result, temperatures=temperatures)
 
 
@@ -201,7 +202,7 @@ def _predictions(
     data: DataSet,
     models: Mapping[str, nn.Module],
     *,
-    flip: bool,
+    views: Views,
     console: Console,
 ) -> dict[str, Predictions] | dict[str, LabelScores]:
     with counter(console, f"evaluating on {data.where}", len(data.index)) as show:
@@ -213,7 +214,7 @@ def _predictions(
             index=data.index,
             on_batch=lambda _, count: show(count),
             numbers=data.numbers,
-            flip=flip,
+            views=views,
         )
 
 
@@ -226,7 +227,7 @@ def predict(
     index: Index,
     on_batch: Callable[[Batch, int], None],
     numbers: Sequence[int] | None = None,
-    flip: bool = False,
+    views: Views = ONE_VIEW,
 ) -> dict[str, Predictions] | dict[str, LabelScores]:
     """Predictions of each model for a whole data set; see training/evaluate.py.
 
@@ -245,7 +246,7 @@ def predict(
             "device": feeds.device,
             "precision": AUTOCASTS[config.batch.precision],
             "columns": None if numbers is None else torch.tensor(numbers, device=feeds.device),
-            "flip": flip,
+            "views": views,
         }
         return (evaluate if index.lists is None else score_labels)(here, batches, **how)
 

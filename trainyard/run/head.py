@@ -106,7 +106,7 @@ def _splits(config: RunConfig, data: Datasets, course: Course) -> dict[str, str]
     epoch = course.epoch_samples
     drawn = "" if epoch == len(data.train) else f", of which an epoch draws {epoch:,}"
     if val.side is not None:
-        share = f"data.val_share = {val.side.share:g} of {_places(val.locations)}"
+        share = f"{val.side.key} = {val.side.part} of {_places(val.locations)}"
     else:
         share = _places(val.locations)
     return {

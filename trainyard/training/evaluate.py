@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from functools import reduce
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -27,6 +28,37 @@ class Batch(WeightedImages, Protocol):
     def ids(self) -> Tensor: ...
 
 
+class Views(NamedTuple):
+    """The views of an image, over which probabilities are averaged."""
+
+    flip: bool = False
+    """True for each view's mirror image, too."""
+    scales: tuple[float, ...] = (1.0,)
+    """1.15: the middle of the image, enlarged by this factor to the size of the whole."""
+
+    def of(self, images_BCHW: Tensor) -> Iterator[Tensor]:
+        """The views, each [B, C, H, W]."""
+        for scale in self.scales:
+            view_BCHW = _enlarged(images_BCHW, scale)
+            yield view_BCHW
+            if self.flip:
+                yield view_BCHW.flip(3)
+
+
+ONE_VIEW = Views()
+
+
+def _enlarged(images_BCHW: Tensor, scale: float) -> Tensor:
+    """The middle of images, as large as they were."""
+    height, width = images_BCHW.shape[2:]
+    high, wide = (max(1, round(side / scale)) for side in (height, width))
+    if (high, wide) == (height, width):
+        return images_BCHW
+    top, left = (height - high) // 2, (width - wide) // 2
+    middle_BCHW = images_BCHW[:, :, top : top + high, left : left + wide]
+    return F.interpolate(middle_BCHW, (height, width), mode="bilinear")
+
+
 def evaluate(
     models: Mapping[str, nn.Module],
     batches: Iterable[Batch],
@@ -36,20 +68,20 @@ def evaluate(
     device: torch.device,
     precision: torch.dtype | None = None,
     columns: Tensor | None = None,
-    flip: bool = False,
+    views: Views = ONE_VIEW,
 ) -> dict[str, Predictions]:
     """Predictions of each model for the samples 0 … num_samples - 1, in one pass over the data.
 
     `columns` are the indices of the logits to keep, in the order of the labels; None keeps all.
-    `flip` averages the softmax of an image and of its mirror image. The ranks communicate once, at
-    the end, so their shares may differ in size.
+    The softmax is the mean over `views`. The ranks communicate once, at the end, so their shares
+    may differ in size.
     """
 
     def judge(model: nn.Module, batch: Batch) -> Tensor:
-        logits_BC, mirrored_BC = _logits(model, batch, precision, columns, flip=flip)
-        if mirrored_BC is not None:
-            both = logits_BC.log_softmax(dim=1), mirrored_BC.log_softmax(dim=1)
-            logits_BC = torch.logaddexp(*both) - math.log(2)  # log of the mean of both softmax
+        logits_BC, *others = _logits(model, batch, precision, columns, views=views)
+        if others:  # log of the mean of all softmax
+            each = [of_BC.log_softmax(dim=1) for of_BC in (logits_BC, *others)]
+            logits_BC = reduce(torch.logaddexp, each) - math.log(len(each))
         return _judge(logits_BC, batch)
 
     rows = _filled(models, batches, judge, num_samples=num_samples, world=world, device=device)
@@ -65,18 +97,21 @@ def score_labels(
     device: torch.device,
     precision: torch.dtype | None = None,
     columns: Tensor | None = None,
-    flip: bool = False,
+    views: Views = ONE_VIEW,
 ) -> dict[str, LabelScores]:
     """Like `evaluate`, for samples with any number of labels.
 
-    Needs 4 bytes of the device's memory for each sample, class and model. `flip` averages sigmoids.
+    Needs 4 bytes of the device's memory for each sample, class and model. The mean is that of the
+    sigmoids.
     """
 
     def judge(model: nn.Module, batch: Batch) -> Tensor:
-        logits_BC, mirrored_BC = _logits(model, batch, precision, columns, flip=flip)
-        if mirrored_BC is not None:  # the logit of the mean of both sigmoids
-            yes = torch.logaddexp(F.logsigmoid(logits_BC), F.logsigmoid(mirrored_BC))
-            logits_BC = yes - torch.logaddexp(F.logsigmoid(-logits_BC), F.logsigmoid(-mirrored_BC))
+        logits_BC, *others = _logits(model, batch, precision, columns, views=views)
+        if others:  # the logit of the mean of all sigmoids
+            each = (logits_BC, *others)
+            yes = reduce(torch.logaddexp, [F.logsigmoid(of_BC) for of_BC in each])
+            no = reduce(torch.logaddexp, [F.logsigmoid(-of_BC) for of_BC in each])
+            logits_BC = yes - no
         scored = torch.cat([torch.ones_like(batch.weights)[None], logits_BC.T])
         return torch.where(batch.weights > 0, scored, 0)
 
@@ -128,16 +163,13 @@ def _logits(
     precision: torch.dtype | None,
     columns: Tensor | None,
     *,
-    flip: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """The logits of the images and, with `flip`, of their mirror images."""
+    views: Views,
+) -> list[Tensor]:
+    """The logits of each view of the images, float32[B, C]."""
     images_BCHW, count = batch.images_BCHW, len(batch.images_BCHW)
     if not count:  # empty share of the last batch: a sharded model needs all ranks
         images_BCHW = images_BCHW.new_zeros(1, *images_BCHW.shape[1:])
-    logits_BC = _forward(model, images_BCHW, precision, columns)
-    if not flip:
-        return logits_BC[:count], None
-    return logits_BC[:count], _forward(model, images_BCHW.flip(3), precision, columns)[:count]
+    return [_forward(model, view, precision, columns)[:count] for view in views.of(images_BCHW)]
 
 
 def _forward(

@@ -4,6 +4,7 @@ import argparse
 import json
 from typing import Any
 
+from trainyard.cli.options import whole
 from trainyard.data.storage.location import take_secrets
 from trainyard.printable import printable
 
@@ -29,6 +30,28 @@ def add_location(parser: argparse.ArgumentParser) -> None:
         help="a folder, a file, shards or a URL",
     )
     parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def add_division(parser: argparse.ArgumentParser) -> None:
+    """Add the options for data without val data, which `division_of` reads."""
+    parts = parser.add_mutually_exclusive_group()
+    for name, metavar in (("share", "SHARE"), ("fold", "K/N")):
+        about = f"take data without val data in the parts that data.val_{name} makes of it"
+        parts.add_argument(f"--val-{name}", metavar=metavar, help=about)
+    parser.add_argument(
+        "--val-seed", metavar="N", type=whole, default=0, help="data.val_seed of them; default: 0"
+    )
+
+
+def division_of(options: argparse.Namespace) -> tuple[float | str, int] | None:
+    """`data.val_share` or `data.val_fold`, and `data.val_seed`; RecipeError for other values."""
+    if options.val_share is None and options.val_fold is None:
+        return None
+    from trainyard.config import RunConfig, override
+
+    keys = {f"data.{key}": getattr(options, key) for key in ("val_share", "val_fold", "val_seed")}
+    data = override(RunConfig(), {key: of for key, of in keys.items() if of is not None}).data
+    return None if data.val_part is None else (data.val_part, data.val_seed)
 
 
 def data_index(options: argparse.Namespace) -> int:

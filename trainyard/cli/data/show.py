@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainyard.cli.data.index import add_location
+from trainyard.cli.data.index import add_division, add_location, division_of
 from trainyard.cli.options import check_suffix, loading
 from trainyard.cli.printing import print_table, size
 from trainyard.errors import InputError
@@ -27,6 +27,7 @@ _HEADERS = 1000  # images whose headers are read for their sides
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard data show` to its parser."""
     add_location(parser)
+    add_division(parser)
     sheet = parser.add_argument_group("contact sheet")
     sheet.add_argument("--sheet", metavar="FILE.png", help="draw random images, with labels")
     sheet.add_argument("--split", metavar="NAME", help="split to draw from; default: train")
@@ -59,7 +60,7 @@ def data_show(options: argparse.Namespace) -> int:
             raise InputError(
                 "option.out-of-range", option=f"--{name}", value=value, allowed="1 to 100"
             )
-    indices = open_splits(options.location)
+    indices = open_splits(options.location, division=division_of(options))
     if options.sheet is not None:
         _draw_sheet(options, indices)
     found = {split: _describe(index) for split, index in indices.items()}
@@ -81,25 +82,34 @@ def _check_overrides(options: argparse.Namespace) -> None:
     check_keys(options.overrides, _SECTIONS, "a sheet")
 
 
-def open_splits(location: str, *, one_label_space: bool = False) -> dict[str, "Index"]:
+def open_splits(
+    location: str,
+    *,
+    one_label_space: bool = False,
+    division: tuple[float | str, int] | None = None,
+) -> dict[str, "Index"]:
     """The indices of all splits of a data set, with a counter and remarks on the screen.
 
     With `one_label_space`, labels are numbers of the first split's classes; DataError for others.
+    `division`: of `division_of`, for both parts of data without val data.
     """
     from rich.console import Console
 
     from trainyard.data.index.merge import open_merged
     from trainyard.data.index.splits import all_splits, split_remarks
+    from trainyard.data.index.val_share import both_sides
     from trainyard.data.open_datasets import warn, what_is_left_out
     from trainyard.monitor.progress import counter
 
     console, indices = Console(stderr=True), dict[str, "Index"]()
     warn(console, split_remarks(location))
-    for split, place in all_splits(location).items():
+    for split, place in all_splits(location, is_divided=division is not None).items():
         first = next(iter(indices.values()), None)
         known = first.classes if first and one_label_space else None
-        with counter(console, f"indexing {place}") as progress:
-            indices[split] = open_merged([place], known, progress)
+        for side in (None,) if division is None else both_sides(*division):
+            with counter(console, f"indexing {place}") as progress:
+                name = split if side is None else side.split
+                indices[name] = open_merged([place], known, progress, side)
     warn(console, what_is_left_out(indices.values()))
     return indices
 

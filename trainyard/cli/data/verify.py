@@ -4,8 +4,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from trainyard.cli.data.index import add_location
-from trainyard.cli.options import whole, workers_of
+from trainyard.cli.data.index import add_division, add_location, division_of
+from trainyard.cli.options import workers_of
 from trainyard.cli.printing import print_table
 from trainyard.errors import InputError
 from trainyard.printable import printable
@@ -26,15 +26,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deep", action="store_true", help="also decode every image and search for duplicates"
     )
-    parser.add_argument(
-        "--val-share",
-        metavar="SHARE",
-        type=float,
-        help="check data without val data in the parts that data.val_share makes of it",
-    )
-    parser.add_argument(
-        "--val-seed", metavar="N", type=whole, default=0, help="data.val_seed of them; default: 0"
-    )
+    add_division(parser)
     parser.add_argument("--workers", metavar="N", type=int, help="processes; default: all cores")
     parser.set_defaults(run_command=data_verify)
 
@@ -52,9 +44,7 @@ def data_verify(options: argparse.Namespace) -> int:
     from trainyard.monitor.progress import counter
 
     workers = workers_of(options)
-    if options.val_share is not None and not 0 < options.val_share < 1:
-        share, allowed = options.val_share, "a number between 0 and 1"
-        raise InputError("option.out-of-range", option="--val-share", value=share, allowed=allowed)
+    division = division_of(options)
     console = Console(stderr=True)
     warn(console, split_remarks(options.location))
     checks = verify(
@@ -62,7 +52,7 @@ def data_verify(options: argparse.Namespace) -> int:
         deep=options.deep,
         workers=workers,
         counters=partial(counter, console),
-        share=options.val_share and (options.val_share, options.val_seed),
+        division=division,
     )
     if options.json:
         print(without_secrets(json.dumps(_as_json(checks))))

@@ -91,10 +91,16 @@ def find_splits(location: str) -> dict[str, str]:
     return _find(take_secrets(location)).chosen()
 
 
-def all_splits(location: str) -> dict[str, str]:
-    """Like `find_splits`; without any, the location itself, as "data" or by its own split."""
+def all_splits(location: str, *, is_divided: bool = False) -> dict[str, str]:
+    """Like `find_splits`; without any, the location itself, as "data" or by its own split.
+
+    `is_divided`: DataError if there are validation images, as the others are to be divided.
+    """
     location = take_secrets(location)
-    return find_splits(location) or {split_of(location)[1] or "data": location}
+    found = find_splits(location) or {split_of(location)[1] or "data": location}
+    if is_divided and "val" in found:
+        raise DataError("data.needless-division", location=location, val=found["val"])
+    return found
 
 
 def split_remarks(location: str) -> list[str]:

@@ -15,13 +15,18 @@ old images change sides, on average (at most half of them from training to valid
     change sides, of 100      0.9     0.7     0.4     0.2
 
 With lists of labels the numbers below the share decide: a rare class may lie on one side.
+
+The folds 1/n to n/n cut the same order of a class into n stretches, whose sizes differ by one at
+most. Where the longer ones lie depends on the class, so that all folds are of
+nearly the same size.
 """
 
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,35 +40,74 @@ from trainyard.files import cache_folder
 
 
 class Side(NamedTuple):
-    """One side of a division; `share` is that of the validation images."""
+    """One side of a division."""
 
     split: Literal["train", "val"]
-    share: float
+    part: float | str
+    """What validates: a share of the images, or a fold of them, "2/5"."""
     seed: int
 
+    @property
+    def key(self) -> str:
+        """The recipe key of the part."""
+        return "data.val_fold" if isinstance(self.part, str) else "data.val_share"
 
-def is_validation(index: Index, share: float, seed: int) -> NDArray[np.bool_]:
+
+def both_sides(part: float | str, seed: int) -> tuple[Side, Side]:
+    """The training and the validation side of a division."""
+    return Side("train", part, seed), Side("val", part, seed)
+
+
+def read_fold(text: str) -> tuple[int, int]:
+    """(2, 5) for "2/5". ValueError for another text, or a number above that of the folds."""
+    match = re.fullmatch("([1-9][0-9]{0,4})/([1-9][0-9]{0,4})", text)
+    number, count = map(int, match.groups()) if match else (0, 0)
+    if not number <= count >= 2:
+        raise ValueError("expected K/N, the K-th of N folds, such as 2/5")
+    return number, count
+
+
+def is_validation(index: Index, part: float | str, seed: int) -> NDArray[np.bool_]:
     """True for each sample of an index that is for validation: bool[samples]."""
     names = hash_names(index.file_names)
     keys = fold_in(seed, names.view(np.int64)[index.file], np.asarray(index.offset))
     numbers = uniforms(keys, 1)[:, 0]
     if index.lists is not None:
-        below: NDArray[np.bool_] = numbers < share
-        return below
+        low, high = _limits(part)
+        within: NDArray[np.bool_] = (low <= numbers) & (numbers < high)
+        return within
     counts = np.bincount(index.label, minlength=len(index.classes))
-    wanted = np.clip(np.floor(counts * share + 0.5), np.minimum(counts - 1, 1), counts - 1)
+    first, last = _stretches(counts, part)
     # The samples of a class lie in a stretch of `order`, those with the lowest numbers first.
     order = np.lexsort((numbers, index.label))
     ranks = np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
     found = np.empty(len(index), np.bool_)
-    found[order] = ranks < np.repeat(wanted, counts)
+    found[order] = (np.repeat(first, counts) <= ranks) & (ranks < np.repeat(last, counts))
     return found
+
+
+def _limits(part: float | str) -> tuple[float, float]:
+    """The numbers of validation images, from the first to below the second."""
+    if not isinstance(part, str):
+        return 0.0, part
+    fold, folds = read_fold(part)
+    return (fold - 1) / folds, fold / folds
+
+
+def _stretches(counts: NDArray[np.int64], part: float | str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The ranks of validation images in classes of so many, from the first to below the second."""
+    if not isinstance(part, str):
+        wanted = np.floor(counts * part + 0.5)
+        return np.zeros_like(counts), np.clip(wanted, np.minimum(counts - 1, 1), counts - 1)
+    fold, folds = read_fold(part)
+    shift = np.arange(len(counts)) % folds  # of `folds` equal classes, each border is the exact one
+    return (counts * (fold - 1) + shift) // folds, (counts * fold + shift) // folds
 
 
 def open_part(index: Index, side: Side) -> Index:
     """The samples of an index on one side, as an index of its own in the cache.
 
-    DataError if the cache is not writable, or no class has two images.
+    DataError if the cache is not writable, or one of the sides has no image.
     """
     identity = [os.path.realpath(index.path), *side]
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
@@ -86,10 +130,16 @@ def open_part(index: Index, side: Side) -> Index:
 
 def save_part(index: Index, side: Side, path: Path) -> Index:
     """Like `open_part`, in a new file at `path`. OSError if it cannot be written."""
-    chosen = is_validation(index, side.share, side.seed)
+    chosen = is_validation(index, side.part, side.seed)
     if not chosen.any() or chosen.all():
-        why = "no class has two images" if index.lists is None else "it has too few images"
-        raise DataError("data.too-few-to-share", location=index.root, reason=why, value=side.share)
+        is_share = index.lists is None and not isinstance(side.part, str)
+        raise DataError(
+            "data.too-few-to-share",
+            location=index.root,
+            reason="no class has two images" if is_share else "it has too few images",
+            key=side.key,
+            value=side.part,
+        )
     rows = np.flatnonzero(chosen == (side.split == "val"))
     names = index.file_names
     columns = {name: getattr(index, name)[rows] for name in ("file", "offset", "size", "label")}

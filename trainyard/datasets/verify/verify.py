@@ -19,7 +19,7 @@ from trainyard.data.index.learnable import check_learnable, class_remarks
 from trainyard.data.index.overlap import same_places
 from trainyard.data.index.splits import all_splits
 from trainyard.data.index.table import Index
-from trainyard.data.index.val_share import Side, save_part
+from trainyard.data.index.val_share import both_sides, save_part
 from trainyard.datasets.verify.checks import Check, Counters, Finding, Result, checked, of_error
 from trainyard.datasets.verify.contents import check_contents
 from trainyard.datasets.verify.images import Hashes, ImageFindings, examine, same_bytes
@@ -52,14 +52,14 @@ def verify(
     deep: bool,
     workers: int,
     counters: Counters,
-    share: tuple[float, int] | None = None,
+    division: tuple[float | str, int] | None = None,
 ) -> list[Check]:
     """Checks all splits of a data set; `deep` decodes every image and finds duplicates.
 
-    `share`: val_share and val_seed of a recipe, for data without val data. DataError if there is
-    nothing to check, or a server fails.
+    `division`: val_share or val_fold, and val_seed, of a recipe, for data without val data.
+    DataError if there is nothing to check, or a server fails.
     """
-    locations = _locations(location, share)
+    locations = all_splits(location, is_divided=division is not None)
     files = [find_files(split, named, location) for split, named in locations.items()]
     checks = [check_listing(part) for part in files if part.listed]
     splits: list[VerifiedSplit] = []
@@ -71,12 +71,12 @@ def verify(
             if index is None:
                 continue
             own = [VerifiedSplit(part.split, index)]
-            if share is not None:
-                own = _divided(index, share, Path(folder))
+            if division is not None:
+                own = _divided(index, division, Path(folder))
             splits += own
             checks += [check for split in own for check in _check_rows(split)]
         checks += _check_classes([split for split in splits if split.has_labels])
-        checks += _check_overlap(splits, files) if share is None else []
+        checks += _check_overlap(splits, files) if division is None else []
         if deep and splits:
             with counters("decoding images", sum(len(split.index) for split in splits)) as progress:
                 images, hashes = examine([split.index for split in splits], workers, progress)
@@ -86,19 +86,10 @@ def verify(
     return checks
 
 
-def _locations(location: str, share: object) -> dict[str, str]:
-    """The locations of the splits. DataError for a share beside validation images."""
-    found = all_splits(location)
-    if share is not None and "val" in found:
-        raise DataError("verify.needless-val-share", location=location, val=found["val"])
-    return found
-
-
-def _divided(index: Index, share: tuple[float, int], folder: Path) -> list[VerifiedSplit]:
-    sides = Side("train", *share), Side("val", *share)
+def _divided(index: Index, division: tuple[float | str, int], folder: Path) -> list[VerifiedSplit]:
     return [
         VerifiedSplit(side.split, save_part(index, side, folder / f"{side.split}-part"))
-        for side in sides
+        for side in both_sides(*division)
     ]
 
 
