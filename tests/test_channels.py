@@ -114,6 +114,7 @@ def test_exports_take_images_of_these_channels(
     hub, file, program = tmp_path / "hub", tmp_path / "m.onnx", tmp_path / "m.pt2"
     shown(capsys, "export", runs[channels], file, "--hub", hub)
     shown(capsys, "export", runs[channels], program)
+    shown(capsys, "export", runs[channels], tmp_path / "photograph.pt2", "--photograph")
     (inputs,) = onnx.load(file).graph.input
     assert [axis.dim_value for axis in inputs.type.tensor_type.shape.dim[1:]] == [channels, 32, 32]
     about = json.loads((hub / "config.json").read_text())

@@ -171,6 +171,14 @@ def test_every_file_tells_what_it_takes(exports: Path, trained: Path) -> None:
     assert not model.pretrained_cfg.get("tag")
 
 
+@pytest.mark.parametrize("kind", ["pt2", "onnx"])
+def test_no_file_tells_of_the_machine(kind: str, exports: Path) -> None:
+    """The paths of each line of code that a model has were in them."""
+    content: bytes = (exports / f"model.{kind}").read_bytes()
+    for package in (timm, torch):
+        assert str(Path(str(package.__file__)).parent).encode() not in content
+
+
 def test_files_can_be_read_by_others_and_nothing_else_is_left(exports: Path) -> None:
     names = [f"model.{kind}" for kind in KINDS] + [f"model.{kind}.md" for kind in KINDS[:-1]]
     assert sorted(file.name for file in exports.iterdir()) == sorted(names)

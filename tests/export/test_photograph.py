@@ -5,17 +5,20 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 from skimage import data
 
 from tests.browser import chromium
-from tests.command_line import run
+from tests.command_line import Capture, run
 from tests.errors import check, raises, refused
 from trainyard.classifier import Classifier, load
 from trainyard.data.decode.decode import reference_image
@@ -26,22 +29,33 @@ from trainyard.export.page import model_in, read_runtime
 pytestmark = pytest.mark.slow
 
 Pixels = NDArray[np.uint8]
+Exported = Callable[[Pixels], dict[str, Any]]
 TEMPLATE = Path(page_module.__file__).with_name("page.html")
 RUNTIME = {"library": b"export {}", "wasm": b"\0asm"}
+KINDS = ("onnx", "pt2")
 
 
 def photographs() -> list[Pixels]:
-    """Wide, tall and smaller than the model's input."""
+    """Wide, tall, smaller than the model's input, lines and a point."""
     wide: Pixels = data.coffee()  # type: ignore[no-untyped-call]
-    return [wide, wide[:, 100:333], wide[:19, :25]]
+    parts = wide, wide[:, 100:333], wide[:19, :25], wide[:3], wide[:, 7:8], wide[40:41, 40:41]
+    return [np.ascontiguousarray(part) for part in parts]
 
 
-def exported(classifier: Classifier, folder: Path) -> onnxruntime.InferenceSession:
-    path = folder / "model.onnx"
-    Exporter(classifier).to_file(path, "photograph")
-    return onnxruntime.InferenceSession(path)
+def exported(classifier: Classifier, folder: Path, kind: str) -> Exported:
+    path = folder / f"model.{kind}"
+    Exporter(classifier).to_file(path, f"{kind}-photograph")
+    if kind == "pt2":
+        program = torch.no_grad()(torch.export.load(path).module())
+        return lambda photograph: program(torch.from_numpy(photograph))
+    session = onnxruntime.InferenceSession(path)
+    names = [output.name for output in session.get_outputs()]
+    return lambda photograph: dict(
+        zip(names, session.run(None, {"photograph": photograph}), strict=True)
+    )
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -54,20 +68,35 @@ def exported(classifier: Classifier, folder: Path) -> onnxruntime.InferenceSessi
     ],
 )
 def test_the_classes_are_the_classifiers(
-    overrides: dict[str, str], convolutions: Path, tmp_path: Path
+    overrides: dict[str, str], kind: str, convolutions: Path, tmp_path: Path
 ) -> None:
-    """Single grey levels differ by rounding: onnxruntime has no weights of 15 bits."""
+    """Single grey levels differ by rounding: neither library has weights of 15 bits."""
     classifier = load(convolutions, overrides=overrides)
-    session = exported(classifier, tmp_path)
+    model = exported(classifier, tmp_path, kind)
     for photograph in photographs():
         expected = classifier.logits(classifier.preprocess([photograph]))[0].numpy()
-        probabilities, names, logits = session.run(
-            ["probabilities", "names", "logits"], {"photograph": photograph}
-        )
-        np.testing.assert_allclose(logits[0], expected, atol=0.02 * np.abs(expected).max())
+        found = {name: np.asarray(value) for name, value in model(photograph).items()}
+        near = 0.02 * np.abs(expected).max()
+        np.testing.assert_allclose(found["logits"][0], expected, atol=near)
         shares = np.exp(expected) / np.exp(expected).sum()
-        np.testing.assert_allclose(probabilities, shares, atol=0.02)
-        assert tuple(names) == classifier.classes
+        np.testing.assert_allclose(found["probabilities"], shares, atol=0.02)
+        assert kind == "pt2" or tuple(found["names"]) == classifier.classes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_code_in_the_card_names_the_class(
+    kind: str, convolutions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(photographs()[0]).save("image.png")
+    assert run("export", convolutions, f"m.{kind}", "--photograph") == 0
+    text = Path(f"m.{kind}.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert "| input | uint8[height, width, 3], RGB, of any size |" in text
+    capsys.readouterr()
+    exec(code, {})
+    said = capsys.readouterr().out.strip()
+    assert said == load(convolutions).predict(["image.png"])[0][0].name
 
 
 def test_a_page_holds_the_model_and_its_classes(convolutions: Path, tmp_path: Path) -> None:
@@ -94,7 +123,7 @@ def test_what_does_not_go_together(convolutions: Path, tmp_path: Path) -> None:
     for words, code in (
         (["page.html"], "export.page-without-runtime"),
         (["a.onnx", "--onnxruntime-web", tmp_path], "export.runtime-without-page"),
-        (["a.pt2", "--photograph"], "export.photograph-not-onnx"),
+        (["a.safetensors", "--photograph"], "export.no-photograph-format"),
         (["--hub", tmp_path / "hub", "--photograph"], "option.photograph-without-file"),
     ):
         check(refused("export", convolutions, *words), code)
@@ -128,7 +157,7 @@ def test_alpha_is_dropped_in_a_browser_as_in_training(mode: str, channels: int) 
 
 def test_alpha_is_dropped_wherever_an_image_is_read(convolutions: Path, tmp_path: Path) -> None:
     classifier = load(convolutions)
-    session = exported(classifier, tmp_path)
+    model = exported(classifier, tmp_path, "pt2")
     for mode in ("RGBA", "LA", "P"):
         path = tmp_path / f"{mode}.png"
         path.write_bytes(transparent("RGBA" if mode == "P" else mode))
@@ -138,7 +167,7 @@ def test_alpha_is_dropped_wherever_an_image_is_read(convolutions: Path, tmp_path
         (expected,) = classifier.predict([plain])
         (said,), (opened,) = classifier.predict([path]), classifier.predict([Image.open(path)])
         assert said == opened == expected
-        (shares,) = session.run(["probabilities"], {"photograph": np.asarray(plain)})
+        shares = model(np.array(plain))["probabilities"]
         assert classifier.classes[shares.argmax()] == expected[0].name
 
 

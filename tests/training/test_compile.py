@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from trainyard.model.execution import (
     choose_mode,
     compile_in_place,
     has_cuda_graphs,
+    keep_compiled_code,
     recompute_activations,
 )
 from trainyard.training.step import MicroBatch
@@ -75,6 +77,74 @@ def test_a_run_goes_on_compiled_that_began_without(
         assert list(plain) == list(other)
         distance = sum(float((other[key] - plain[key]).square().sum()) for key in plain)
         assert distance < 1e-6 * sum(float(tensor.square().sum()) for tensor in plain.values())
+
+
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache folder, and no folder named for compiled code."""
+    monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv(COMPILED, "")  # it is put back afterwards
+    monkeypatch.delenv(COMPILED)
+    return tmp_path / "cache"
+
+
+@pytest.mark.quick
+def test_compiled_code_is_kept_where_nobody_else_writes(cache: Path) -> None:
+    keep_compiled_code()
+    (folder,) = cache.iterdir()
+    assert os.environ[COMPILED] == str(folder) and folder.stat().st_mode & 0o777 == 0o700
+    keep_compiled_code()
+    assert os.environ[COMPILED] == str(folder)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("why", ["named", "of somebody else", "open to others", "a link", "a file"])
+def test_torchs_own_folder_stays(
+    why: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_compiled_code()
+    folder = Path(os.environ.pop(COMPILED))
+    if why == "named":
+        monkeypatch.setenv(COMPILED, str(tmp_path))
+    elif why == "of somebody else":
+        monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    elif why == "open to others":
+        folder.chmod(0o770)
+    else:
+        folder.rename(tmp_path / "other")
+        if why == "a link":
+            folder.symlink_to(tmp_path / "other")
+        else:
+            folder.touch()
+    keep_compiled_code()
+    assert os.environ.get(COMPILED) == (str(tmp_path) if why == "named" else None)
+
+
+@pytest.mark.night
+def test_what_is_kept_is_not_compiled_again(cache: Path) -> None:
+    """Forward and backward pass come from there, to the last bit."""
+    keep_compiled_code()
+    found = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 5), nn.GELU())
+        compile_in_place(model, "default")
+        with torch._inductor.config.patch(compile_threads=1):
+            model(torch.ones(2, 3)).sum().backward()
+        hits = torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"]
+        files = set(cache.rglob("*.so"))
+        found.append((hits, files, model.get_parameter("0.weight").grad))
+    torch._dynamo.reset()
+    (hits, files, gradient), (hits_again, files_again, gradient_again) = found
+    assert (hits, hits_again) == (0, 1)
+    assert files and files_again == files
+    assert gradient is not None and gradient_again is not None
+    assert torch.equal(gradient, gradient_again)
 
 
 def test_each_shape_has_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ CHANGED: dict[str, str] = {
     "evaluate": "`bn_samples` is gone with `--bn-samples`.",
     "data verify": "The saved index is not compared; `structure` counts the files of a folder.",
     "estimate": "Its model is FLOPs, activations and an all-reduce; averagers are not compared.",
+    "export to torch and ONNX": "The files have other bytes: they tell no paths; logits are equal.",
     "export for timm": "The folder has other bytes: its configuration is written by timm.",
     "rand augment": "Its geometry has one kernel, equal within a grey level.",
     "recipes --keys": "Keys of averagers are gone; those of optimizers have no default here.",
@@ -153,6 +154,11 @@ def _after_a_run() -> dict[str, Row]:
                 first,
                 ("predict", "run", "../data/digits/val/3", "--json"),
                 ("export", "run", "model.safetensors", "--json"),
+            )
+        ),
+        "export to torch and ONNX": Row(
+            (
+                first,
                 ("export", "run", "model.pt2", "--json"),
                 ("export", "run", "model.onnx", "--json"),
                 *(("logits.py", path) for path in ("model.pt2", "model.onnx")),

@@ -39,9 +39,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the written files as JSON")
     parser.epilog = (
         "Each exported model is loaded again and compared with the trained one before it is put "
-        "in place. It takes normalised images, float32[batch, channels, size, size]; its card and "
-        "metadata hold mean, std, size and classes. --data.eval_size 288 exports it for images of "
-        "that size."
+        "in place. Without --photograph it takes normalised images, float32[batch, channels, size, "
+        "size]; its card and metadata hold mean, std, size and classes. --data.eval_size 288 "
+        "exports it for images of that size."
     )
     parser.set_defaults(run_command=export, takes_overrides=SECTIONS)
 
@@ -58,8 +58,8 @@ def _add_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--photograph",
         action="store_true",
-        help="the .onnx file takes a photograph, uint8[height, width, channels] of any size, and "
-        "gives the names of the classes and their probabilities too",
+        help="the .onnx or .pt2 file takes a photograph, uint8[height, width, channels] of any "
+        "size, and gives the probabilities of the classes too",
     )
     parser.add_argument(
         "--onnxruntime-web",
@@ -150,9 +150,9 @@ def _kind_of(options: argparse.Namespace) -> str:
     if kind in _KINDS and given not in (None, kind):
         raise InputError("export.format-differs-from-suffix", path=file, suffix=kind, value=given)
     kind = given or kind
-    if options.photograph and kind != "onnx":
-        raise InputError("export.photograph-not-onnx", path=file)
-    return "photograph" if options.photograph else kind
+    if options.photograph and kind not in ("onnx", "pt2"):
+        raise InputError("export.no-photograph-format", path=file)
+    return f"{kind}-photograph" if options.photograph else kind
 
 
 def _as_json(name: str, one: "Export", commit: str | None) -> dict[str, object]:

@@ -26,7 +26,7 @@ _TOLERANCE = 1e-3  # relative to the largest logit; other libraries sum in anoth
 _PHOTOGRAPH_TOLERANCE = 0.05  # single grey levels differ
 _REAL = 16  # validation images
 _RANDOM = (1, 5)  # batch sizes of noise: exports must accept any
-_SIZES = (97, 131), (300, 200)  # height and width of photographs that are noise
+_SIZES = (97, 131), (300, 200), (7, 5)  # height and width of photographs that are noise
 
 
 class DiffersError(TrainyardError):

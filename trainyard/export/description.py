@@ -87,9 +87,16 @@ class Description:
         usual = {1: "luminance", 3: "RGB"}
         return usual.get(self.channels, f"{self.channels} channels")
 
-    def metadata(self) -> dict[str, str]:
-        """Metadata for the header of a file, by name; values other than text are JSON."""
+    def input(self, *, takes_photographs: bool = False) -> str:
+        """What a file takes, in words."""
         height, width = height_width(self.image_size)
+        if takes_photographs:
+            return f"uint8[height, width, {self.channels}], {self.pixels}, of any size"
+        images = f"float32[batch, {self.channels}, {height}, {width}]"
+        return f"{images}, {self.pixels} from 0 to 1, minus mean, by std"
+
+    def metadata(self, *, takes_photographs: bool = False) -> dict[str, str]:
+        """Metadata for the header of a file, by name; values other than text are JSON."""
         values = {
             "architecture": self.architecture,
             "model_args": self.model_args,
@@ -97,8 +104,7 @@ class Description:
             **({"probabilities": "sigmoid"} if self.has_lists else {}),
             "num_classes": len(self.classes),
             "image_size": self.image_size,
-            "input": f"float32[batch, {self.channels}, {height}, {width}], {self.pixels} from 0 to "
-            "1, minus mean, by std",
+            "input": self.input(takes_photographs=takes_photographs),
             "mean": self.mean,
             "std": self.std,
             "interpolation": self.interpolation,

@@ -10,19 +10,24 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from trainyard.errors import InputError
 from trainyard.export.check import Exported
 from trainyard.export.description import INPUT, OUTPUT, Description
 from trainyard.export.page import model_in, page
-from trainyard.export.photograph import PHOTOGRAPH, take_photographs
+from trainyard.export.photograph import (
+    NAMES,
+    PHOTOGRAPH,
+    PROBABILITIES,
+    PhotographModel,
+)
 from trainyard.files import use_umask
 from trainyard.image_size import height_width
 from trainyard.installation import install_hint
 from trainyard.model.own import called
 from trainyard.own_code import is_own
 
-_BATCH = {0: torch.export.Dim("batch")}  # an axis of any length
 METADATA = "trainyard.json"
 """Name of the metadata in a .pt2 file."""
 
@@ -65,15 +70,48 @@ def _load_safetensors(about: Description, path: Path) -> Exported:
 # --- torch.export ---
 
 
-def _write_pt2(model: nn.Module, about: Description, path: Path) -> None:
-    program = torch.export.export(model, (_example(about),), dynamic_shapes=(_BATCH,))
+def _program(model: nn.Module, about: Description) -> ExportedProgram:
+    # Two images: with one, the exporter would fix the batch size at 1.
+    images_BCHW = torch.zeros(2, about.channels, *height_width(about.image_size))
+    return _exported(model, images_BCHW, {0: torch.export.Dim("batch")})
+
+
+def _photograph_program(model: nn.Module, about: Description) -> ExportedProgram:
+    photograph_HWC = torch.zeros(97, 131, about.channels, dtype=torch.uint8)
+    sides = {axis: torch.export.Dim(name, min=1) for axis, name in enumerate(("height", "width"))}
+    return _exported(PhotographModel(model, about).eval(), photograph_HWC, sides)
+
+
+def _exported(model: nn.Module, example: Tensor, axes: dict[int, Any]) -> ExportedProgram:
+    """The program of a model; `axes` may have any length. It tells no paths of this machine."""
+    program = torch.export.export(model, (example,), dynamic_shapes=(axes,))
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)
+    return program
+
+
+def _save(program: ExportedProgram, metadata: dict[str, str], path: Path) -> None:
     packed = io.BytesIO()  # torch aborts the process if it cannot write to a file
-    torch.export.save(program, packed, extra_files={METADATA: json.dumps(about.metadata())})
+    torch.export.save(program, packed, extra_files={METADATA: json.dumps(metadata)})
     path.write_bytes(packed.getbuffer())
+
+
+def _write_pt2(model: nn.Module, about: Description, path: Path) -> None:
+    _save(_program(model, about), about.metadata(), path)
 
 
 def _load_pt2(about: Description, path: Path) -> Exported:
     return torch.export.load(path).module()
+
+
+def _write_pt2_photograph(model: nn.Module, about: Description, path: Path) -> None:
+    _save(_photograph_program(model, about), about.metadata(takes_photographs=True), path)
+
+
+def _load_pt2_photograph(about: Description, path: Path) -> Exported:
+    program = torch.export.load(path).module()
+    return lambda photograph: program(photograph)[OUTPUT]
 
 
 # --- ONNX ---
@@ -90,24 +128,31 @@ def _check_onnx() -> None:
         ) from None
 
 
-def _onnx_program(model: nn.Module, about: Description) -> torch.onnx.ONNXProgram:
+def _converted(
+    program: ExportedProgram,
+    metadata: dict[str, str],
+    input: tuple[str, dict[int, str]],
+    outputs: list[str],
+) -> torch.onnx.ONNXProgram:
+    """`input`: its name, and the names of axes of any length."""
+    name, axes = input
     with _quiet():
-        program = torch.onnx.export(
-            model,
-            (_example(about),),
+        converted = torch.onnx.export(
+            program,
             dynamo=True,
-            input_names=[INPUT],
-            output_names=[OUTPUT],
-            dynamic_shapes=(_BATCH,),
+            input_names=[name],
+            output_names=outputs,
+            dynamic_shapes=(axes,),
             verbose=False,
         )
-    assert program is not None  # with dynamo=True
-    program.model.metadata_props.update(about.metadata())
-    return program
+    assert converted is not None  # with dynamo=True
+    converted.model.metadata_props.update(metadata)
+    return converted
 
 
 def _write_onnx(model: nn.Module, about: Description, path: Path) -> None:
-    _onnx_program(model, about).save(path)
+    program = _program(model, about)
+    _converted(program, about.metadata(), (INPUT, {0: "batch"}), [OUTPUT]).save(path)
 
 
 def _load_onnx(about: Description, path: Path) -> Exported:
@@ -127,24 +172,28 @@ def _session(model: Path | bytes, name: str) -> Exported:
     return run
 
 
-# --- photographs ---
-
-
-def _photograph_model(model: nn.Module, about: Description) -> bytes:
+def _onnx_photograph(model: nn.Module, about: Description) -> bytes:
+    """The program of a photograph, with the names of the classes as a third output."""
     import onnx
+    from onnx import TensorProto, helper
 
-    whole = _onnx_program(model, about).model_proto
-    take_photographs(whole.graph, about)
+    program, metadata = _photograph_program(model, about), about.metadata(takes_photographs=True)
+    image, outputs = (PHOTOGRAPH, {0: "height", 1: "width"}), [OUTPUT, PROBABILITIES]
+    whole = _converted(program, metadata, image, outputs).model_proto
+    names = helper.make_node("Constant", [], [NAMES], value_strings=about.classes)
+    whole.graph.node.append(names)
+    shape = [len(about.classes)]
+    whole.graph.output.append(helper.make_tensor_value_info(NAMES, TensorProto.STRING, shape))
     onnx.checker.check_model(whole, full_check=True)
     content: bytes = whole.SerializeToString()
     return content
 
 
-def _write_photograph(model: nn.Module, about: Description, path: Path) -> None:
-    path.write_bytes(_photograph_model(model, about))
+def _write_onnx_photograph(model: nn.Module, about: Description, path: Path) -> None:
+    path.write_bytes(_onnx_photograph(model, about))
 
 
-def _load_photograph(about: Description, path: Path) -> Exported:
+def _load_onnx_photograph(about: Description, path: Path) -> Exported:
     return _session(path, PHOTOGRAPH)
 
 
@@ -152,7 +201,7 @@ def html_format(runtime: Mapping[str, bytes]) -> Format:
     """The format of pages with these files of onnxruntime-web; see page.py."""
 
     def write(model: nn.Module, about: Description, path: Path) -> None:
-        path.write_text(page(about, _photograph_model(model, about), runtime), encoding="utf-8")
+        path.write_text(page(about, _onnx_photograph(model, about), runtime), encoding="utf-8")
 
     def load(about: Description, path: Path) -> Exported:
         return _session(model_in(path.read_text("utf-8")), PHOTOGRAPH)
@@ -172,15 +221,13 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _example(about: Description) -> Tensor:
-    """Two images: with one, the exporter would fix the batch size at 1."""
-    return torch.zeros(2, about.channels, *height_width(about.image_size))
-
-
 FORMATS = {
     "safetensors": Format(_write_safetensors, _load_safetensors),
     "onnx": Format(_write_onnx, _load_onnx, _check_onnx),
-    "photograph": Format(_write_photograph, _load_photograph, _check_onnx, takes_photographs=True),
+    "onnx-photograph": Format(
+        _write_onnx_photograph, _load_onnx_photograph, _check_onnx, takes_photographs=True
+    ),
     "html": html_format({}),
     "pt2": Format(_write_pt2, _load_pt2),
+    "pt2-photograph": Format(_write_pt2_photograph, _load_pt2_photograph, takes_photographs=True),
 }

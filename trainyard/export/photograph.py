@@ -1,136 +1,88 @@
-"""ONNX files that take a photograph: resizing, crop and normalisation are part of the graph.
+"""A model that takes a photograph: resizing, crop and normalisation are part of it.
 
 The input is uint8[height, width, channels] of any size; the sizes in between are those of
 data/decode/crops.py. Resized pixels are rounded to 8 bits as those of an evaluation, whose weights
 are of 15 bits: 1 in 300 (bilinear) or 50 (bicubic) differs, by one grey level.
 """
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
 
-import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from trainyard.export.description import INPUT, OUTPUT, Description
+from trainyard.export.description import OUTPUT, Description
 from trainyard.image_size import height_width
 
-if TYPE_CHECKING:
-    from onnx import GraphProto
-
 PHOTOGRAPH, PROBABILITIES, NAMES = "photograph", "probabilities", "names"
-_FILTERS: dict[str, dict[str, Any]] = {
-    "bilinear": {"mode": "linear"},
-    "bicubic": {"mode": "cubic", "cubic_coeff_a": -0.5},  # Pillow's
-}
 
 
-def take_photographs(graph: "GraphProto", about: Description) -> None:
-    """Put the preparation of a photograph before a graph, and probabilities and names behind it.
+class PhotographModel(nn.Module):
+    """A model of normalised images, with the preparation of a photograph before it.
 
-    `graph` maps float32[batch, channels, height, width] to logits; it is changed in place.
+    Sizes are float64[2], height and width, and calculated in the order of crops.py.
     """
-    from onnx import TensorProto, helper
 
-    before, after = _Nodes("before"), _Nodes("after")
-    _prepare(before, about)
-    count = len(about.classes)
-    after("Sigmoid" if about.has_lists else "Softmax", OUTPUT, name="after_shares")
-    after("Reshape", "after_shares", after.constant([count], np.int64), name=PROBABILITIES)
-    after("Identity", after.constant(about.classes, object), name=NAMES)
-    nodes = [*before.nodes, *graph.node, *after.nodes]
-    del graph.node[:], graph.input[:]
-    graph.node.extend(nodes)
-    graph.initializer.extend([*before.values, *after.values])
-    shape: list[str | int | None] = ["height", "width", about.channels]
-    graph.input.append(helper.make_tensor_value_info(PHOTOGRAPH, TensorProto.UINT8, shape))
-    for name, kind in ((PROBABILITIES, TensorProto.FLOAT), (NAMES, TensorProto.STRING)):
-        graph.output.append(helper.make_tensor_value_info(name, kind, [count]))
+    def __init__(self, model: nn.Module, about: Description) -> None:
+        """`model` maps float32[batch, channels, height, width] to logits."""
+        super().__init__()
+        self._model, self._about = model, about
+        size = height_width(about.image_size)
+        covered = [int(side / about.crop_pct) for side in size]
+        self._is_square = covered[0] == covered[1]
+        self._size = nn.Buffer(torch.tensor(size, dtype=torch.float64))
+        self._covered = nn.Buffer(torch.tensor(covered, dtype=torch.float64))
+        places = [nn.Buffer(torch.arange(side, dtype=torch.float64)) for side in size]
+        self._rows, self._columns = places
+        # In the order of data/device/feed.py.
+        shift, std = (torch.tensor(of).mul(255).view(-1, 1, 1) for of in (about.mean, about.std))
+        self._shift, self._scale = nn.Buffer(shift), nn.Buffer(std.reciprocal())
+        self._beside = nn.Buffer(torch.tensor(about.padding or 0).float().view(-1, 1, 1))
 
+    def forward(self, photograph_HWC: Tensor) -> dict[str, Tensor]:
+        """Logits, float32[1, classes], and probabilities, float32[classes]."""
+        unit = torch.ones_like(self._size[0])
+        resized = self._resized(torch.stack([unit * side for side in photograph_HWC.shape[:2]]))
+        pixels_BCHW = self._interpolated(photograph_HWC.permute(2, 0, 1)[None].float(), resized)
+        logits_BC = self._model((self._central(pixels_BCHW, resized) - self._shift) * self._scale)
+        has_lists = self._about.has_lists
+        shares_BC = logits_BC.sigmoid() if has_lists else logits_BC.softmax(dim=1)
+        return {OUTPUT: logits_BC, PROBABILITIES: shares_BC[0]}
 
-class _Nodes:
-    """Nodes, one after another. A call adds one and returns the name of its result."""
+    def _resized(self, sizes: Tensor) -> Tensor:
+        """The size of the whole image after resizing; see data/config.py: evaluation_crop."""
+        covered, fit = self._covered, self._about.fit
+        if fit == "squash":
+            return covered
+        if fit == "pad":
+            return (sizes * (covered / sizes).min()).round().clamp(min=1)
+        if self._is_square:
+            return (sizes * covered / sizes.min()).floor()
+        return (sizes / (sizes / covered).min()).round()
 
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
-        self.nodes: list[Any] = []
-        self.values: list[Any] = []
+    def _interpolated(self, pixels_BCHW: Tensor, resized: Tensor) -> Tensor:
+        """The whole image of that size, not rounded, with a column more."""
+        height, width = resized.long().tolist()
+        # torch.export cannot know it.
+        torch._check(height >= 1)
+        torch._check(width >= 1)
+        resize = partial(F.interpolate, mode=self._about.interpolation, antialias=True)
+        across_BCHW = resize(pixels_BCHW, (pixels_BCHW.shape[2], width))
+        # Of a single column torch would repeat the first pixel.
+        wider_BCHW = torch.cat([across_BCHW, across_BCHW[..., -1:]], dim=3)
+        return resize(wider_BCHW, (height, width + 1))
 
-    def __call__(self, kind: str, *inputs: str, name: str = "", **attributes: Any) -> str:
-        from onnx import helper
-
-        name = name or f"{self._prefix}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, inputs, [name], **attributes))
-        return name
-
-    def constant(self, value: Any, dtype: Any) -> str:
-        from onnx import numpy_helper
-
-        name = f"{self._prefix}_constant_{len(self.values)}"
-        self.values.append(numpy_helper.from_array(np.array(value, dtype), name))
-        return name
-
-
-def _prepare(add: _Nodes, about: Description) -> None:
-    """From the photograph to the model's input: resized, cropped, normalised, a batch of one."""
-    sizes = add("Shape", PHOTOGRAPH, start=0, end=2)
-    resized = _resized(add, sizes, about)
-    one, channels = add.constant([1], np.int64), add.constant([about.channels], np.int64)
-    target = add("Concat", one, resized, channels, axis=0)
-    batch = add("Unsqueeze", _cast(add, PHOTOGRAPH, np.float32), add.constant([0], np.int64))
-    # Pixels beyond the border have no weight, as in Pillow.
-    how: dict[str, Any] = {"antialias": 1, "exclude_outside": 1, **_FILTERS[about.interpolation]}
-    exact = add("Round", add("Resize", batch, "", "", target, **how))
-    limits = add.constant(0, np.float32), add.constant(255, np.float32)
-    smaller = add("Clip", exact, *limits)
-    pixels = _central(add, smaller, resized, about)
-    # In the order of data/device/feed.py.
-    mean, std = (np.array(each, np.float32) * np.float32(255) for each in (about.mean, about.std))
-    shifted = add("Sub", pixels, add.constant(mean, np.float32))
-    scaled = add("Mul", shifted, add.constant(np.float32(1) / std, np.float32))
-    add("Transpose", scaled, name=INPUT, perm=[0, 3, 1, 2])
-
-
-def _resized(add: _Nodes, sizes: str, about: Description) -> str:
-    """Height and width of the resized image; see data/config.py: evaluation_crop."""
-    covered = (np.array(height_width(about.image_size)) / about.crop_pct).astype(np.int64)
-    if about.fit == "squash":
-        return add.constant(covered, np.int64)
-    if about.fit == "crop" and covered[0] == covered[1]:
-        least = add("ReduceMin", sizes, keepdims=1)
-        return add("Div", add("Mul", sizes, add.constant(covered, np.int64)), least)
-    exact, goal = _cast(add, sizes, np.float64), add.constant(covered, np.float64)
-    if about.fit == "crop":
-        least = add("ReduceMin", add("Div", exact, goal), keepdims=1)
-        return _cast(add, add("Round", add("Div", exact, least)), np.int64)
-    scale = add("ReduceMin", add("Div", goal, exact), keepdims=1)
-    rounded = _cast(add, add("Round", add("Mul", exact, scale)), np.int64)
-    return add("Max", rounded, add.constant([1, 1], np.int64))
-
-
-def _central(add: _Nodes, image: str, resized: str, about: Description) -> str:
-    """The middle of a resized image, of the model's size, with pixels beside it if it is padded."""
-    size = add.constant(height_width(about.image_size), np.int64)
-    start = _half(add, add("Sub", resized, size))
-    axes = add.constant([1, 2], np.int64)
-    if about.padding is None:
-        return add("Slice", image, start, add("Add", start, size), axes)
-    nothing = add.constant([0, 0], np.int64)
-    start = add("Max", start, nothing)
-    inner = add("Slice", image, start, add("Add", start, size), axes)
-    free = add("Max", add("Sub", size, resized), nothing)
-    before = add("Div", free, add.constant(2, np.int64))
-    beside = add("Concat", before, add("Sub", free, before), axis=0)
-    # Padding has one value for all channels: it is that of the difference to the pixel.
-    pixel = add.constant(about.padding, np.float32)
-    padded = add("Pad", add("Sub", inner, pixel), beside, "", axes)
-    return add("Add", padded, pixel)
-
-
-def _half(add: _Nodes, whole: str) -> str:
-    """Half of whole numbers, of which a half is rounded to the even neighbour."""
-    halves = add("Div", _cast(add, whole, np.float64), add.constant(2, np.float64))
-    return _cast(add, add("Round", halves), np.int64)
-
-
-def _cast(add: _Nodes, value: str, dtype: Any) -> str:
-    from onnx import helper
-
-    return add("Cast", value, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+    def _central(self, pixels_BCHW: Tensor, resized: Tensor) -> Tensor:
+        """The middle, of the model's size, with pixels beside an image that is padded."""
+        # Less than 0 beside an image that is smaller.
+        start = ((resized - self._size) / 2).round().clamp(min=0)
+        start = start - ((self._size - resized) / 2).floor().clamp(min=0)
+        places = self._rows + start[0], self._columns + start[1]
+        for axis, of in enumerate(places):
+            inside = torch.minimum(of.clamp(min=0), resized[axis] - 1)
+            pixels_BCHW = pixels_BCHW.index_select(2 + axis, inside.long())
+        pixels_BCHW = pixels_BCHW.round().clamp(0, 255)
+        if self._about.padding is None:
+            return pixels_BCHW
+        rows, columns = ((of >= 0) & (of < resized[axis]) for axis, of in enumerate(places))
+        return torch.where(rows[:, None] & columns, pixels_BCHW, self._beside)

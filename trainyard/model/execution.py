@@ -1,12 +1,20 @@
 """Execution modes of a model: recomputed activations, compilation. Results do not change."""
 
+import fcntl
+import hashlib
+import os
+import socket
+import stat
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from trainyard.errors import RecipeError
+from trainyard.errors import InputError, RecipeError
+from trainyard.files import cache_folder
 
+_COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 _MOST_SHAPES = 64  # beyond this torch.compile leaves a function uncompiled; its default is 8
 # timm's classes that train faster compiled on CUDA, with the source; `make gpu` measures more.
 _FASTER = {"VisionTransformer": "1.27 times as fast in open_clip issue 610"}
@@ -62,6 +70,40 @@ def compile_in_place(model: nn.Module, mode: str, *, in_pieces: bool = True) -> 
         dynamo.optimize_ddp = in_pieces
         dynamo.recompile_limit = max(dynamo.recompile_limit, _MOST_SHAPES)
         model.compile(mode=mode, dynamic=False)
+
+
+def keep_compiled_code() -> None:
+    """Have torch keep what it compiles, for the next start, in a folder of this user alone.
+
+    By default it lies in a temporary folder, which any user of the machine may make first, and runs
+    code when it is read. A `TORCHINDUCTOR_CACHE_DIR` stays as it is, and so does torch's folder if
+    there can be no other: without a home, or where files cannot be locked.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # torch itself sets it
+
+    if os.environ.get(_COMPILED, default_cache_dir()) != default_cache_dir():
+        return
+    try:
+        folder = cache_folder() / f"compiled-{_of_this_node()}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = folder.lstat()
+        if about.st_uid != os.getuid() or not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o077:
+            return
+        with open(folder / "lock", "wb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+    except (OSError, InputError):
+        return
+    os.environ[_COMPILED] = str(folder)
+
+
+def _of_this_node() -> str:
+    """A name for this host and its kind of processor, for which torch compiles.
+
+    Nodes that share a folder break each other's files (issue 11512 of triton).
+    """
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return hashlib.sha256(f"{socket.gethostname()} {features}".encode()).hexdigest()[:16]
 
 
 def has_cuda_graphs(mode: str) -> bool:

@@ -36,6 +36,7 @@ from trainyard.model.execution import (
     choose_mode,
     compile_in_place,
     has_cuda_graphs,
+    keep_compiled_code,
     recompute_activations,
 )
 from trainyard.model.freeze import freeze
@@ -346,10 +347,10 @@ def build_step(
     update_ema: Callable[[int], None],
 ) -> TrainStep:
     """`wrapped`: the model from the averager."""
-    device = next(state.model.parameters()).device
-    compile_mode = build_mode(config, state.model, device).name
-    in_pieces = config.batch.virtual_ranks is None
-    compile_in_place(state.model, compile_mode, in_pieces=in_pieces)
+    compile_mode = build_mode(config, state.model, next(state.model.parameters()).device).name
+    if compile_mode != "off" or config.optim.compile:
+        keep_compiled_code()
+    compile_in_place(state.model, compile_mode, in_pieces=config.batch.virtual_ranks is None)
     passes = Passes(
         model=wrapped,
         averager=state.averager,
