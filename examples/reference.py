@@ -493,8 +493,8 @@ def run(recipe: Recipe, output: Path) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    # The ranks of a machine share its cores. Another number of threads adds in another order.
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // WORLD))
+    if "OMP_NUM_THREADS" not in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's 1
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // WORLD))
     if WORLD > 1:
         dist.init_process_group("gloo")
     run(read_recipe(Path(sys.argv[1])), Path(sys.argv[2]))

@@ -519,6 +519,10 @@ def test_environment_variables_in_the_folder(tmp_path: Path, monkeypatch: Patch)
         stage_folder("$SLURM_TMPDIR/data")
 
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="for root alone")
+
+
+@needs_root
 def test_a_folder_that_cannot_be_used(tmp_path: Path, monkeypatch: Patch) -> None:
     index, _ = shards(tmp_path, [20, 20])
     (tmp_path / "file").touch()
@@ -531,6 +535,7 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path, monkeypatch: Patch) -> Non
         StagedShards(index, str(tmp_path / "node"))
 
 
+@needs_root
 def test_a_link_of_another_user_in_the_place_of_the_copies(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:

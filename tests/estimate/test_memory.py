@@ -85,6 +85,8 @@ def test_a_real_checkpoint(finished: Path) -> None:
 @pytest.mark.parametrize(("name", "size"), [("resnet18", 64), ("test_vit", 160)])
 def test_what_autograd_keeps(name: str, size: int, precision: str) -> None:
     """Of a real model on the CPU, with two numbers of images that are not those of the trace."""
+    if precision == "bf16" and torch.backends.cpu.get_cpu_capability() == "DEFAULT":
+        pytest.skip("torch 2.15 takes kernels for AVX-512 then, though told not to")
     config = config_of(model__name=name, data__image_size=f"{size}", batch__precision=precision)
     model = build_run_model(config, num_classes=10).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -97,7 +97,7 @@ def test_course(course: str, tmp_path: Path) -> None:
     shows = f"JobState={state} PreemptTime={preempted}"
     says = {
         "srun": 'code=$(head -n 1 codes); sed -i 1d codes; exit "$code"',
-        "scontrol": f'[ "$1" = show ] && echo "{shows}" || echo "$@" >>{log}',
+        "scontrol": f'[ "$1" = show ] && echo "{shows}" || echo "$@" >>"{log}"',
         "sleep": "exit 0",
     }
     for name, line in says.items():

@@ -13,6 +13,7 @@ from torch import Tensor, nn, optim
 
 from tests.errors import raises
 from tests.tiers import tiered
+from tests.training.test_compile import compiles
 from trainyard.config import check
 from trainyard.optim.config import NAMES, OptimConfig, optimizer_names
 from trainyard.optim.groups import set_group_rates
@@ -318,6 +319,7 @@ def test_keys_that_are_not_set_have_the_defaults_of_the_library() -> None:
     assert defaults["lars"]["momentum"] == 0.9
 
 
+@compiles
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tiered(["sgd", "adamw", "lamb"], night=["sgd", "adamw"]))
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")

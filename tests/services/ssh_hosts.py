@@ -33,8 +33,8 @@ needs_ssh = pytest.mark.skipif(
 _SSHD_CONFIG = """
 Port {port}
 ListenAddress {address}
-HostKey {folder}/host_key
-AuthorizedKeysFile {folder}/user_key.pub
+HostKey "{folder}/host_key"
+AuthorizedKeysFile "{folder}/user_key.pub"
 PidFile none
 StrictModes no
 UsePAM no
@@ -42,25 +42,25 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 MaxStartups 100
-SetEnv HOME={folder} PATH={folder}/bin-{name}:/usr/local/bin:/usr/bin:/bin
+SetEnv "HOME={folder}" "PATH={folder}/bin-{name}:/usr/local/bin:/usr/bin:/bin"
 """
 _HOST_CONFIG = """
 Host {name}
   HostName {address}
   Port {port}
-  IdentityFile {folder}/{key}
+  IdentityFile "{folder}/{key}"
 """
 _ALL_CONFIG = """
 Host *
   IdentitiesOnly yes
   IdentityAgent none
-  UserKnownHostsFile {folder}/known_hosts
+  UserKnownHostsFile "{folder}/known_hosts"
   GlobalKnownHostsFile none
 """
 # On one core each, as a rank alone on its host would compute in another order than one of two.
 _BOOT = """
-mount -t proc proc /proc && hostname {name} && mount --bind {folder}/hosts /etc/hosts || exit 1
-exec taskset -c {core} {sshd} -D -e -f {folder}/sshd-{name}
+mount -t proc proc /proc && hostname {name} && mount --bind "{folder}/hosts" /etc/hosts || exit 1
+exec taskset -c {core} {sshd} -D -e -f "{folder}/sshd-{name}"
 """
 
 

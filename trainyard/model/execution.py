@@ -77,7 +77,8 @@ def keep_compiled_code() -> None:
 
     By default it lies in a temporary folder, which any user of the machine may make first, and runs
     code when it is read. A `TORCHINDUCTOR_CACHE_DIR` stays as it is, and so does torch's folder if
-    there can be no other: without a home, or where files cannot be locked.
+    there can be no other: without a home, where files cannot be locked, or with a space in the
+    path, which torch does not quote for the compiler.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # torch itself sets it
 
@@ -85,6 +86,8 @@ def keep_compiled_code() -> None:
         return
     try:
         folder = cache_folder() / f"compiled-{_of_this_node()}"
+        if " " in str(folder):
+            return
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = folder.lstat()
         if about.st_uid != os.getuid() or not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o077:
