@@ -94,11 +94,11 @@ def test_overrides(key: str, text: str, value: object) -> None:
 
 def test_none_leaves_an_optional_key_unset(tmp_path: Path) -> None:
     """There was no way to switch off what an extended recipe sets."""
-    assert load_recipe("finetune").model.checkpoint == "timm"
-    assert load_recipe("finetune", {"model.checkpoint": "none"}).model.checkpoint is None
+    assert load_recipe("finetune").optim.clip_norm == 1.0
+    assert load_recipe("finetune", {"optim.clip_norm": "none"}).optim.clip_norm is None
     path = tmp_path / "own.toml"
-    path.write_text('extends = "finetune"\n[model]\ncheckpoint = "none"\n')
-    assert load_recipe(str(path)).model.checkpoint is None
+    path.write_text('extends = "finetune"\n[optim]\nclip_norm = "none"\n')
+    assert load_recipe(str(path)).optim.clip_norm is None
     for key, field in all_keys().items():
         if type(None) in get_args(field.annotation):
             assert field.default is None, f"{key}: unset is not its default"
@@ -312,7 +312,10 @@ OTHER_VALUES = {
 # Keys that are of no use without another, by that one and its value.
 NEEDED = {
     ("augment.flip", "0.5"): ("augment.flip_mode",),
-    ("model.checkpoint", "a.pth"): ("model.checkpoint_key", "model.checkpoint_prefix"),
+    ("model.checkpoint", "a.pth"): (
+        *("model.checkpoint_key", "model.checkpoint_prefix"),
+        *("model.linear_probe", "model.freeze_statistics"),
+    ),
     ("data.order", "join"): ("data.samples",),
     ("data.mean", str([0.485, 0.456, 0.406])): ("data.channels",),
     ("data.std", str([0.229, 0.224, 0.225])): ("data.channels",),

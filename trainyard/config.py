@@ -211,6 +211,7 @@ def check(tree: dict[str, Any]) -> RunConfig:
     except TypeError as error:  # for example a TOML date
         raise RecipeError("recipe.not-plain-values", reason=str(error)) from None
     _check_order(config)
+    _check_initial_weights(config)
     _check_balance(config)
     _check_channels(config)
     if config.data.fit == "pad":
@@ -261,6 +262,17 @@ def _check_order(config: RunConfig) -> None:
         ),
     }
     _refuse(settings, "data.order = 'join'")
+
+
+def _check_initial_weights(config: RunConfig) -> None:
+    """RecipeError if keys need weights to begin with, or images that can be seen before."""
+    model = config.model
+    scratch = {"model.checkpoint = none, weights that are random,": model.checkpoint is None}
+    join = {"data.order = 'join'": config.data.order == "join"}
+    if model.linear_probe:
+        _refuse(scratch | join, "model.linear_probe", "set model.linear_probe = false")
+    if model.freeze_statistics:
+        _refuse(scratch, "model.freeze_statistics", "set model.freeze_statistics = false")
 
 
 def _refuse(settings: Mapping[str, bool], other: str, hint: str = "change one of them") -> None:

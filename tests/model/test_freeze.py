@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tests.errors import raises
 from tests.runs import of_digits
 from trainyard.config import load_recipe
-from trainyard.model.freeze import freeze
+from trainyard.model.freeze import freeze, freeze_statistics
 from trainyard.run.trainer import train
 from trainyard.world import World
 
@@ -68,6 +68,16 @@ def test_what_is_frozen_stays_and_the_rest_is_trained() -> None:
 
 def test_names_stay_those_of_timm() -> None:
     assert frozen().state_dict().keys() == model().state_dict().keys()
+
+
+def test_statistics_alone_are_kept() -> None:
+    built = model()
+    freeze_statistics(built.modules())
+    built.train()
+    before = snapshot(built)
+    step(built, 0)
+    parts = ("running_mean", "running_var", "num_batches_tracked")
+    assert changed(before, snapshot(built)) == {n for n in before if not n.endswith(parts)}
 
 
 @pytest.mark.parametrize("how", ["evaluated", "copied"])

@@ -23,10 +23,12 @@ from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.order import Order, training_plan
 from trainyard.data.sampler.plan import (
     EndlessPlan,
+    Ids,
     OnePassPlan,
     Plan,
     PlanSlice,
     VirtualRanksPlan,
+    WholeBatchesPlan,
 )
 from trainyard.data.stream.shards import Stream
 from trainyard.data.stream.walk import StreamSpec
@@ -150,6 +152,12 @@ class Feeds:
     def evaluation(self, index: Index) -> Feed:
         """Every image once, its central crop or the whole: see `data.fit`."""
         spec = self._evaluated(index)
+        return self._feed_of(index, self._loader(index, spec), spec)
+
+    def once(self, index: Index, ids: Ids, batch: int) -> Feed:
+        """Some images as in an evaluation; each rank has whole batches: see WholeBatchesPlan."""
+        plan = WholeBatchesPlan(ids, batch, self.world.size)
+        spec = replace(self._evaluated(index), plan=plan, stop=plan.num_steps)
         return self._feed_of(index, self._loader(index, spec), spec)
 
     def evaluations(self, index: Index) -> EvaluationFeeds:

@@ -23,8 +23,15 @@ class ModelConfig(Section):
     """Entry of a .pth file that holds the weights; detected by default."""
     checkpoint_prefix: str = ""
     """Prefix of the names in the file that the model's names lack, such as "module."."""
+    linear_probe: bool = False
+    """Start from the best linear classifier on the features of `model.checkpoint`: a logistic
+    regression on the training images, at most 10,000 of them, in place of a classifier that the
+    weights may have. Its accuracy is that of the evaluation at step 0."""
     freeze: tuple[str, ...] = ()
     """Patterns of parameters to freeze, such as ["stem.*", "stages.0.*"]."""
+    freeze_statistics: bool = False
+    """Have all batch norms normalise by the statistics of `model.checkpoint`, in training too: a
+    few small batches would give others, and the features would not be those of the weights."""
     ema_decay: Decay | Annotated[tuple[Decay, ...], Field(min_length=1)] | None = None
     """Decay of the exponential moving average of the weights, which is evaluated beside the
     weights; no average if not set. Or several, such as [0.999, 0.9999]: an average of each, of

@@ -1,6 +1,6 @@
 """Frozen parameters, by patterns of their names."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from types import MethodType
 
@@ -30,8 +30,13 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
             parameters[name].requires_grad_(False)
     if patterns and not any(p.requires_grad for p in parameters.values()):
         raise RecipeError("model.all-frozen")
-    for module in model.modules():
-        if isinstance(module, _BatchNorm) and _is_frozen(module):
+    freeze_statistics(module for module in model.modules() if _is_frozen(module))
+
+
+def freeze_statistics(modules: Iterable[nn.Module]) -> None:
+    """Have the batch norms among modules keep their statistics, and normalise with them."""
+    for module in modules:
+        if isinstance(module, _BatchNorm):
             module.train = MethodType(_stay, module)  # type: ignore[method-assign]
             module.eval()
 

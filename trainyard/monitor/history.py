@@ -11,6 +11,8 @@ ENDED_EARLY = "ended early"
 """The event of a run that ends by run.patience."""
 FAILED = ("failed", "rank hangs", "rank gone")
 """The events of a run that ends by an error, as far as it can be written down."""
+PROBE = "linear_probe"
+"""The key of the score before the first step, in each later evaluation too."""
 _TRAINING = '{"kind": "train"'  # the beginning of a line
 
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from trainyard.errors import Stopped
-from trainyard.monitor.history import score
+from trainyard.monitor.history import PROBE, score
 
 METRICS = {
     "top1": "top-1",
@@ -47,9 +47,11 @@ class Outcome:
         time = timedelta(seconds=round(self.seconds))
         if self.stopped:
             return f"stopped at step {self.step:,} after {time}; the same command resumes"
+        probe = f"; linear probe {self.last[PROBE]:.2%}" if PROBE in self.last else ""
         result = (
             f"{METRICS[self.best_by]} {score(self.last, self.best_by):.2%} "
-            f"(best {score(self.best, self.best_by):.2%} at step {self.best['step']:,}) in {time}"
+            f"(best {score(self.best, self.best_by):.2%} at step {self.best['step']:,}{probe}) "
+            f"in {time}"
         )
         if self.stale:
             result += f", with {without_better(self.stale, self.best_by)}"

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from statistics import mean, median_high, stdev
 
 from trainyard.data.storage.credentials import without_secrets
+from trainyard.monitor.history import PROBE, score
 from trainyard.monitor.outcome import METRICS
 from trainyard.printable import duration, in_millions
 from trainyard.report.charts import COLOURS
@@ -59,6 +60,7 @@ def _cards(run: Run) -> Html:
         or _accuracy(run, "map")
         or _card("Best top-1", _NONE, "not evaluated yet"),
         _accuracy(run, "ema_top1") or _accuracy(run, "ema_map"),
+        _probe(run),
         _card("Time", duration(run.seconds), "all restarts together"),
         _card("Images per second", f"{speed:,.0f}", _devices(run)) if speed else None,
         _card("Epochs", f"{run.epoch:.1f}", f"{run.steps:,} steps{done}"),
@@ -83,6 +85,15 @@ def _accuracy(run: Run, key: str) -> Html | None:
         detail = f"{low:.1%} to {high:.1%} with 95% confidence, {detail}"
     title = f"Best {'EMA ' if prefix else ''}{METRICS[name]}"
     return _card(title, f"{best[key]:.2%}", f"{detail}at step {best['step']:,}")
+
+
+def _probe(run: Run) -> Html | None:
+    """The score before the first step, beside the best one."""
+    if not run.history.val or (probe := number(run.history.val[-1], PROBE)) is None:
+        return None
+    by = str(run.recipe.get("run.best_by", "top1"))
+    best = max(score(report, by) for report in run.history.val)
+    return _card("Linear probe", f"{probe:.2%}", f"{METRICS[by]}; after fine-tuning {best:.2%}")
 
 
 def _card(title: str, value: str, detail: str) -> Html:

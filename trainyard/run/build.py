@@ -39,7 +39,7 @@ from trainyard.model.execution import (
     keep_compiled_code,
     recompute_activations,
 )
-from trainyard.model.freeze import freeze
+from trainyard.model.freeze import freeze, freeze_statistics
 from trainyard.monitor.progress import counter
 from trainyard.monitor.reports import Reporter
 from trainyard.optim.groups import classifier_parameters, set_group_rates
@@ -266,6 +266,8 @@ def build_run_model(config: RunConfig, num_classes: int) -> nn.Module:
         channels=config.data.channels,
     )
     freeze(model, config.model.freeze)
+    if config.model.freeze_statistics:
+        freeze_statistics(model.modules())
     if config.model.grad_checkpointing:
         recompute_activations(model, config.model.name)
     return model

@@ -236,7 +236,7 @@ def predict(
     device, such as a moving average in host memory, is evaluated as a copy on the feeds' device.
     """
     with opened as feed:
-        here = {name: _on(feeds.device, model) for name, model in models.items()}
+        here = {name: on_device(feeds.device, model) for name, model in models.items()}
         batches = counted(feed, config.batch.size, len(index), on_batch)
         if config.batch.virtual_ranks:
             batches = split(batches, config.batch.virtual_ranks // feeds.world.size)
@@ -251,7 +251,8 @@ def predict(
         return (evaluate if index.lists is None else score_labels)(here, batches, **how)
 
 
-def _on(device: torch.device, model: nn.Module) -> nn.Module:
+def on_device(device: torch.device, model: nn.Module) -> nn.Module:
+    """The model, or a copy of it on the device."""
     found = next(model.parameters()).device
     return model if found == device else deepcopy(model).to(device)
 

@@ -1,6 +1,6 @@
 """The parts of a run that its recipe alone decides, built before its directory is touched."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from rich.console import Console
@@ -9,6 +9,7 @@ from torch import nn
 from trainyard.averaging.base import Averager
 from trainyard.config import RunConfig
 from trainyard.course import Course
+from trainyard.data.index.table import Index
 from trainyard.data.open_datasets import Datasets
 from trainyard.data.order import Order, training_order
 from trainyard.distributed import Heartbeat
@@ -20,6 +21,7 @@ from trainyard.run.build import (
     adapt_to_images,
     build_averager,
     build_data,
+    build_feeds,
     build_run_course,
     build_run_model,
     build_run_schedule,
@@ -38,6 +40,7 @@ from trainyard.run.pretrained import (
     resumed_weights,
     with_pixels,
 )
+from trainyard.run.probe import put_probe
 from trainyard.run.resume import is_new_run
 from trainyard.training.precision import use_precision, use_same_kernels
 from trainyard.training.step import Loss
@@ -101,6 +104,12 @@ def build_parts(
         if is_new and config.model.checkpoint is None:
             adapt_to_images(config, model, data.train, course=course, device=device)
         loss = build_run_loss(config, data.train, course=course, device=device)
+        model = move_to_device(config, model, world=world, device=device)
+    if is_new and config.model.linear_probe:
+        assert isinstance(data.train, Index)  # config.py refuses it for a stream
+        feeds = build_feeds(config, world, device)
+        about = put_probe(config, model, data.train, feeds, console=console, heartbeat=heartbeat)
+        begun = replace(begun, log=[*begun.log, about])
     return Parts(
         config=config,
         folder=folder,
@@ -111,7 +120,7 @@ def build_parts(
         order=order,
         course=course,
         schedule=schedule,
-        model=move_to_device(config, model, world=world, device=device),
+        model=model,
         begun=begun,
         loss=loss,
     )

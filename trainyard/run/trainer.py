@@ -19,7 +19,7 @@ from trainyard.errors import Stopped, TrainyardError
 from trainyard.files import RunDirectory
 from trainyard.monitor.devices import peak_flops
 from trainyard.monitor.eta import Eta
-from trainyard.monitor.history import ENDED_EARLY, FAILED, score
+from trainyard.monitor.history import ENDED_EARLY, FAILED, PROBE, score
 from trainyard.monitor.meters import Meter
 from trainyard.monitor.outcome import Outcome, without_better
 from trainyard.monitor.profiler import profiling
@@ -264,15 +264,20 @@ class Trainer:
 
     def evaluation_is_due(self) -> bool:
         """True if an evaluation follows the current step."""
-        step = self.state.step
-        is_done = step == self.state.last.get("step", 0)
+        step, last = self.state.step, self.state.last
+        if not step:
+            return self.config.model.linear_probe and not last
+        is_done = step == last.get("step", 0)
         return not is_done and (self.eval_every.due(step) or self.feed.is_over(step))
 
     def evaluate(self) -> bool:
         """Evaluates the consensus and reports it; True if it is the best so far."""
-        state = self.state
+        state, probe = self.state, self.state.last.get(PROBE)
         with self.phase("eval"), self.averager.consensus():
             state.last = {"step": state.step, **self._evaluation(), **self.averager.metrics()}
+        if not state.step:
+            probe = score(state.last, state.best_by)
+        state.last |= {} if probe is None else {PROBE: probe}
         self.quarantine.exchange()
         is_best = score(state.last, state.best_by) > score(state.best, state.best_by)
         state.stale = 0 if is_best else state.stale + 1

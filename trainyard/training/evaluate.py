@@ -135,7 +135,7 @@ def _filled(
     """The table [models, rows, samples] with the rows [rows, B] that `judge` gives for a batch."""
     table = torch.zeros(len(models), len(_ROWS), num_samples, device=device)
     # Each rank fills the columns of its own samples: the sum over ranks is the whole table.
-    with _in_eval_mode(models.values()):
+    with in_eval_mode(models.values()):
         for batch in batches:
             judged = torch.stack([judge(model, batch) for model in models.values()])
             if judged.shape[1] != table.shape[1]:  # the first batch of scores
@@ -146,7 +146,9 @@ def _filled(
 
 
 @contextmanager
-def _in_eval_mode(models: Iterable[nn.Module]) -> Iterator[None]:
+def in_eval_mode(models: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, models are in eval mode; then as before."""
+    models = list(models)
     before = [(model, model.training) for model in models]
     for model, _ in before:
         model.eval()

@@ -333,6 +333,33 @@ class OnePassPlan:
         return np.zeros_like(self.batch(step, rank, size))
 
 
+@dataclass(frozen=True, eq=False)
+class WholeBatchesPlan:
+    """Some samples once, in batches that are the same on any number of ranks.
+
+    A step has a whole batch for each rank; ranks may be left without one in the last step.
+    """
+
+    ids: Ids
+    size_of_batch: int
+    num_ranks: int
+
+    @property
+    def global_batch(self) -> int:
+        return self.size_of_batch * self.num_ranks
+
+    @property
+    def num_steps(self) -> int:
+        return -(-len(self.ids) // self.global_batch)
+
+    def batch(self, step: int, rank: int = 0, size: int = 1) -> Ids:
+        start = (step * size + rank) * self.size_of_batch
+        return self.ids[start : start + self.size_of_batch]
+
+    def epochs(self, step: int, rank: int = 0, size: int = 1) -> Ids:
+        return np.zeros_like(self.batch(step, rank, size))
+
+
 @dataclass(frozen=True)
 class VirtualRanksPlan:
     """A plan cut for `total` virtual ranks; rank r of n gets those of r, r + n, … one by one."""
