@@ -31,13 +31,15 @@ NUM_STEPS = 4
 
 
 def train(world: World, digits: Path, old: Path, folder: Path, **changes: str) -> None:
-    """A few steps of the debug recipe; keys with __ in place of the dot."""
+    """A few steps of the debug recipe, in one thread; keys with __ in place of the dot."""
     torch.set_num_threads(1)
     keys = {"run.length": f"{NUM_STEPS} steps", "run.eval_every": "2 steps", "data.threads": "1"}
     keys |= {"run.save_every": "2 steps", "run.keep": "9", "run.log_every": "1 step"}
     keys |= of_digits(digits) | {"model.checkpoint": str(old), "model.linear_probe": "true"}
     keys |= {key.replace("__", "."): text for key, text in changes.items()}
-    train_joined(load_recipe("debug", keys), folder, world)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")  # else one rank has the cores of three
+        train_joined(load_recipe("debug", keys), folder, world)
 
 
 def first(folder: Path) -> Path:
