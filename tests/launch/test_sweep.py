@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from statistics import stdev
 from typing import Any
 
@@ -112,7 +113,7 @@ def test_a_dry_run(capsys: Capture, digits: Path) -> None:
     said = shown(capsys, "sweep", "debug", "--data", digits, "--optim.lr", "1,2", "--dry-run")
     lines = said.splitlines()
     assert len(lines) == 2
-    assert lines[1].endswith(f"--run runs/debug-sweep/lr=2 --data {digits} --optim.lr=2")
+    assert lines[1].endswith(f"--run runs/debug-sweep/lr=2 --data {quote(str(digits))} --optim.lr=2")
 
 
 # --- the processes, which are stubs ---
@@ -142,7 +143,7 @@ class Stubs:
         self.script = folder / "stub.py"
         self.script.write_text(STUB)
         self.python = folder / "python"
-        self.python.write_text(f'#!/bin/sh\nexec {sys.executable} -S {self.script} "$@"\n')
+        self.python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{self.script}" "$@"\n')
         self.python.chmod(0o755)
         self.began: list[int] = []
         self.ended: list[End] = []
