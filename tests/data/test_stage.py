@@ -579,6 +579,7 @@ def test_the_command_shows_what_is_left(
     tmp_path: Path, server: FaultyServer, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")  # a dumb one shows no progress
     large_shards(server.folder)
     server.pause_s = 0.05  # 3 s in all: shorter work shows nothing
     location = f"{server.url}/shard-{{0..3}}.tar"

@@ -113,7 +113,9 @@ def test_a_dry_run(capsys: Capture, digits: Path) -> None:
     said = shown(capsys, "sweep", "debug", "--data", digits, "--optim.lr", "1,2", "--dry-run")
     lines = said.splitlines()
     assert len(lines) == 2
-    assert lines[1].endswith(f"--run runs/debug-sweep/lr=2 --data {quote(str(digits))} --optim.lr=2")
+    assert lines[1].endswith(
+        f"--run runs/debug-sweep/lr=2 --data {quote(str(digits))} --optim.lr=2"
+    )
 
 
 # --- the processes, which are stubs ---
