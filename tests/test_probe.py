@@ -60,7 +60,7 @@ def probed(digits: Path, finished: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_it_is_scikit_learns_on_embeddings(digits: Path, probed: Path) -> None:
-    """Of a checkpoint that has not been trained; its evaluation is in every later one, too."""
+    """The checkpoint of step 0 has its classifier, and every later evaluation has its score."""
     classifier = load(first(probed))
     train, val = (open_index(str(digits / split)) for split in ("train", "val"))
     seen, asked = (classifier.predict_index(index, 1, embed=True) for index in (train, val))

@@ -295,8 +295,8 @@ def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
     if tree["flip"] or tree["scales"] != [1]:
         kind = "sigmoid" if "map" in tree else "softmax"
         mirrored = " and of its mirror image" if tree["flip"] else ""
-        scales = f", at the scales {' and '.join(f'{scale:g}' for scale in tree['scales'])}"
-        at = "" if tree["scales"] == [1] else scales
+        scales = " and ".join(f"{scale:g}" for scale in tree["scales"])
+        at = "" if scales == "1" else f", at the scales {scales}"
         yield f"averaged at test time: the {kind} of each image{mirrored}{at}"
     if tree["classes"] < tree["model_classes"]:
         of = f"{tree['classes']:,} of {tree['model_classes']:,} classes"

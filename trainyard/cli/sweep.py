@@ -38,14 +38,14 @@ class Combination(NamedTuple):
     """The name of its folder: the values of the keys that vary."""
     overrides: dict[str, str]
     repeats: str
-    """What varies but the seed and the fold: runs that have it in common repeat one another."""
+    """The values that vary, without seed and fold: runs with the same text repeat one another."""
 
 
 class Mean(NamedTuple):
     """The mean of runs that differ in the seed or the fold alone."""
 
     name: str
-    """What varies beside; "" for nothing."""
+    """The other values that vary; "" if there are none."""
     runs: int
     best_by: str
     mean: float
@@ -258,8 +258,12 @@ def _show(
         except (TrainyardError, OSError) as error:
             print_line(f"no report ({error})")
     if options.json:
-        result: dict[str, Any] = {"runs": [asdict(row) for row in rows], "report": report}
-        print(without_secrets(json.dumps(result | {"means": [of._asdict() for of in means]})))
+        result: dict[str, Any] = {
+            "runs": [asdict(row) for row in rows],
+            "means": [one._asdict() for one in means],
+            "report": report,
+        }
+        print(without_secrets(json.dumps(result)))
     elif rows:
         print_runs(rows)
         for one in means:

@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from trainyard.data.decode.crops import CentralCrop, Fit, FittedCrop, Interpolation, Pixel
-from trainyard.data.index.val_share import read_fold
+from trainyard.data.index.fold import read_fold
 from trainyard.data.storage.location import take_secrets
 from trainyard.image_size import ImageSize, as_size, height_width
 from trainyard.section import Section

@@ -88,7 +88,7 @@ class Description:
         return usual.get(self.channels, f"{self.channels} channels")
 
     def input(self, *, takes_photographs: bool = False) -> str:
-        """What a file takes, in words."""
+        """The input of an exported file, in words."""
         height, width = height_width(self.image_size)
         if takes_photographs:
             return f"uint8[height, width, {self.channels}], {self.pixels}, of any size"

@@ -68,7 +68,7 @@ class PhotographModel(nn.Module):
         torch._check(width >= 1)
         resize = partial(F.interpolate, mode=self._about.interpolation, antialias=True)
         across_BCHW = resize(pixels_BCHW, (pixels_BCHW.shape[2], width))
-        # Of a single column torch would repeat the first pixel.
+        # torch resizes a single column wrongly: it repeats the first pixel.
         wider_BCHW = torch.cat([across_BCHW, across_BCHW[..., -1:]], dim=3)
         return resize(wider_BCHW, (height, width + 1))
 

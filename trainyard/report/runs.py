@@ -264,7 +264,7 @@ def _what_counts(run: Run) -> list[tuple[str, Any]]:
 
 
 def _data(run: Run) -> object:
-    """What tells the data of runs apart. Folds of one division are the same data."""
+    """The identity of a run's data. Folds of one division have the same data."""
     if (fold := run.recipe.get(_FOLD)) is None:
         return run.environment.get("fingerprints")
     return run.recipe.get("data.train"), str(fold).partition("/")[2]

@@ -148,7 +148,6 @@ def _filled(
 @contextmanager
 def in_eval_mode(models: Iterable[nn.Module]) -> Iterator[None]:
     """Inside, models are in eval mode; then as before."""
-    models = list(models)
     before = [(model, model.training) for model in models]
     for model, _ in before:
         model.eval()

@@ -2,11 +2,14 @@
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainyard.cli.options import whole
 from trainyard.data.storage.location import take_secrets
 from trainyard.printable import printable
+
+if TYPE_CHECKING:
+    from trainyard.data.index.val_share import Side
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -43,15 +46,16 @@ def add_division(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def division_of(options: argparse.Namespace) -> tuple[float | str, int] | None:
-    """`data.val_share` or `data.val_fold`, and `data.val_seed`; RecipeError for other values."""
+def division_of(options: argparse.Namespace) -> "tuple[Side, ...]":
+    """Both sides, if the data is to be divided; RecipeError for values that no recipe has."""
     if options.val_share is None and options.val_fold is None:
-        return None
+        return ()
     from trainyard.config import RunConfig, override
+    from trainyard.data.index.val_share import both_sides
 
     keys = {f"data.{key}": getattr(options, key) for key in ("val_share", "val_fold", "val_seed")}
     data = override(RunConfig(), {key: of for key, of in keys.items() if of is not None}).data
-    return None if data.val_part is None else (data.val_part, data.val_seed)
+    return () if data.val_part is None else both_sides(data.val_part, data.val_seed)
 
 
 def data_index(options: argparse.Namespace) -> int:

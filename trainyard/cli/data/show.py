@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from trainyard.data.index.table import Index
+    from trainyard.data.index.val_share import Side
     from trainyard.datasets.contact_sheet import Ids
 
 _MAX_CLASSES = 25  # rows of a class table; --json lists all
@@ -86,27 +87,26 @@ def open_splits(
     location: str,
     *,
     one_label_space: bool = False,
-    division: tuple[float | str, int] | None = None,
+    division: "tuple[Side, ...]" = (),
 ) -> dict[str, "Index"]:
     """The indices of all splits of a data set, with a counter and remarks on the screen.
 
     With `one_label_space`, labels are numbers of the first split's classes; DataError for others.
-    `division`: of `division_of`, for both parts of data without val data.
+    `division`: the sides of data without val data, each with an index of its own.
     """
     from rich.console import Console
 
     from trainyard.data.index.merge import open_merged
     from trainyard.data.index.splits import all_splits, split_remarks
-    from trainyard.data.index.val_share import both_sides
     from trainyard.data.open_datasets import warn, what_is_left_out
     from trainyard.monitor.progress import counter
 
     console, indices = Console(stderr=True), dict[str, "Index"]()
     warn(console, split_remarks(location))
-    for split, place in all_splits(location, is_divided=division is not None).items():
+    for split, place in all_splits(location, is_divided=bool(division)).items():
         first = next(iter(indices.values()), None)
         known = first.classes if first and one_label_space else None
-        for side in (None,) if division is None else both_sides(*division):
+        for side in division or (None,):
             with counter(console, f"indexing {place}") as progress:
                 name = split if side is None else side.split
                 indices[name] = open_merged([place], known, progress, side)

@@ -17,20 +17,20 @@ old images change sides, on average (at most half of them from training to valid
 With lists of labels the numbers below the share decide: a rare class may lie on one side.
 
 The folds 1/n to n/n cut the same order of a class into n stretches, whose sizes differ by one at
-most. Where the longer ones lie depends on the class, so that all folds are of
-nearly the same size.
+most. Where the longer ones lie depends on the class, so that all folds are of nearly the same
+size.
 """
 
 import hashlib
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.data.index.fold import read_fold
 from trainyard.data.index.overlap import hash_names
 from trainyard.data.index.table import Index, load_index, save_index
 from trainyard.data.rng import fold_in, uniforms
@@ -44,7 +44,7 @@ class Side(NamedTuple):
 
     split: Literal["train", "val"]
     part: float | str
-    """What validates: a share of the images, or a fold of them, "2/5"."""
+    """The images that validate: their share, such as 0.1, or their fold, such as "2/5"."""
     seed: int
 
     @property
@@ -56,15 +56,6 @@ class Side(NamedTuple):
 def both_sides(part: float | str, seed: int) -> tuple[Side, Side]:
     """The training and the validation side of a division."""
     return Side("train", part, seed), Side("val", part, seed)
-
-
-def read_fold(text: str) -> tuple[int, int]:
-    """(2, 5) for "2/5". ValueError for another text, or a number above that of the folds."""
-    match = re.fullmatch("([1-9][0-9]{0,4})/([1-9][0-9]{0,4})", text)
-    number, count = map(int, match.groups()) if match else (0, 0)
-    if not number <= count >= 2:
-        raise ValueError("expected K/N, the K-th of N folds, such as 2/5")
-    return number, count
 
 
 def is_validation(index: Index, part: float | str, seed: int) -> NDArray[np.bool_]:

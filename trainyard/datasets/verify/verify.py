@@ -19,7 +19,7 @@ from trainyard.data.index.learnable import check_learnable, class_remarks
 from trainyard.data.index.overlap import same_places
 from trainyard.data.index.splits import all_splits
 from trainyard.data.index.table import Index
-from trainyard.data.index.val_share import both_sides, save_part
+from trainyard.data.index.val_share import Side, save_part
 from trainyard.datasets.verify.checks import Check, Counters, Finding, Result, checked, of_error
 from trainyard.datasets.verify.contents import check_contents
 from trainyard.datasets.verify.images import Hashes, ImageFindings, examine, same_bytes
@@ -52,14 +52,14 @@ def verify(
     deep: bool,
     workers: int,
     counters: Counters,
-    division: tuple[float | str, int] | None = None,
+    division: tuple[Side, ...] = (),
 ) -> list[Check]:
     """Checks all splits of a data set; `deep` decodes every image and finds duplicates.
 
-    `division`: val_share or val_fold, and val_seed, of a recipe, for data without val data.
-    DataError if there is nothing to check, or a server fails.
+    `division`: the sides of data without val data. DataError if there is nothing to check, or a
+    server fails.
     """
-    locations = all_splits(location, is_divided=division is not None)
+    locations = all_splits(location, is_divided=bool(division))
     files = [find_files(split, named, location) for split, named in locations.items()]
     checks = [check_listing(part) for part in files if part.listed]
     splits: list[VerifiedSplit] = []
@@ -71,12 +71,12 @@ def verify(
             if index is None:
                 continue
             own = [VerifiedSplit(part.split, index)]
-            if division is not None:
+            if division:
                 own = _divided(index, division, Path(folder))
             splits += own
             checks += [check for split in own for check in _check_rows(split)]
         checks += _check_classes([split for split in splits if split.has_labels])
-        checks += _check_overlap(splits, files) if division is None else []
+        checks += _check_overlap(splits, files) if not division else []
         if deep and splits:
             with counters("decoding images", sum(len(split.index) for split in splits)) as progress:
                 images, hashes = examine([split.index for split in splits], workers, progress)
@@ -86,10 +86,10 @@ def verify(
     return checks
 
 
-def _divided(index: Index, division: tuple[float | str, int], folder: Path) -> list[VerifiedSplit]:
+def _divided(index: Index, division: tuple[Side, ...], folder: Path) -> list[VerifiedSplit]:
     return [
         VerifiedSplit(side.split, save_part(index, side, folder / f"{side.split}-part"))
-        for side in both_sides(*division)
+        for side in division
     ]
 
 
