@@ -1,7 +1,8 @@
-"""Steps of data-parallel training on four hosts of an emulated network, by how replicas agree.
+"""Steps of data-parallel training on several hosts of an emulated network, by how replicas agree.
 
 python -m benchmarks.averaging [--models resnet50 vit_base_patch16_224] [--networks 0:0 100:5 ...]
-    [--seconds 8] [--rounds 2] [--straggler 1] [--contenders NAME ...] [--hardware NAME]
+    [--seconds 8] [--rounds 2] [--hosts 4] [--straggler 1] [--contenders NAME ...]
+    [--hardware NAME]
 python -m benchmarks.averaging --quick
 
 A network is MBIT:MS: what each host sends, in Mbit/s (0: no limit), and how late it arrives, one
@@ -14,6 +15,7 @@ way; see tests/services/network.py, and be root. Contenders:
 - our gossip: Trainyard's step, the same topology
 - on slow networks also: DDP alone with torch's bf16 hook, our gossip with bf16 messages, and our
   periodic, an exchange every 16 steps
+- by --contenders alone: what benchmarks/convergence.py compares besides
 
 All have the same optimizer (SGD with momentum, fused) and the same model, which has the parameters
 of a real one, by shape and order, but next to no arithmetic: each of its modules that has any
@@ -49,12 +51,11 @@ from torch import distributed as dist
 from torch import nn
 
 from benchmarks.contenders import (
-    ALL_REDUCE,
     COMPUTE_S,
     CONTENDERS,
-    EVERY,
-    HOSTS,
-    PERIODIC,
+    OPTIONAL,
+    OVERLAPPED,
+    PERIODS,
     SLOW_ONLY,
     Shaped,
     Step,
@@ -68,6 +69,7 @@ WARM_UP = 3  # DDP makes its buckets anew, decent-dp begins with the second step
 SLOW_S = 5.0
 UNLIMITED_MBIT = 4000.0  # about
 FAST = Link()
+DEFAULT = [name for name in CONTENDERS if name not in OPTIONAL]
 NETWORKS = ("0:0", "0:5", "1000:0", "1000:5", "100:0", "100:5")
 
 
@@ -94,26 +96,27 @@ def run_rank(name: str, options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    slower = options.straggler if rank == HOSTS - 1 else 1.0
+    slower = options.straggler if rank == options.hosts - 1 else 1.0
     model = Shaped(options.models[0], rank, COMPUTE_S * slower)
     num_bytes = sum(p.nbytes for p in model.parameters())
-    steps = Steps(CONTENDERS[name](model), EVERY if name in PERIODIC else 1)
+    steps = Steps(CONTENDERS[name](model), PERIODS.get(name, 1))
     steps.take(WARM_UP)
     for text in options.networks:
         until_quiet()
         sent, taken = bytes_sent(), steps.taken
         relink(link_of(text))
-        ideal_s = ideal_seconds(text, num_bytes)
-        if name not in ALL_REDUCE + PERIODIC or ideal_s < SLOW_S:
+        ideal_s = ideal_seconds(text, num_bytes, options.hosts)
+        if name in OVERLAPPED or ideal_s < SLOW_S:
             steps.take(1)  # what is under way in overlap is then under this network's limits
-        seconds, busy = steps.timed(2 * max(1, int(options.seconds / ideal_s / 2)))
+        times = 2 * max(1, int(options.seconds / ideal_s / steps.period / 2))
+        seconds, busy = steps.timed(times)
         relink(FAST)
         until_quiet()
         megabytes = (bytes_sent() - sent) / 1e6 / (steps.taken - taken)
         whole = torch.tensor([seconds, megabytes, busy], dtype=torch.float64)
         dist.all_reduce(whole)
         figures = zip(
-            ("seconds", "megabytes", "cpu_seconds"), (whole / HOSTS).tolist(), strict=True
+            ("seconds", "megabytes", "cpu_seconds"), (whole / options.hosts).tolist(), strict=True
         )
         tell(network=text, figures=dict(figures))
     check(name, model, steps.taken)
@@ -123,13 +126,13 @@ class Steps:
     """Of a contender, so many at a time: a period's, if it has periods."""
 
     def __init__(self, step: Step, period: int) -> None:
-        self._step, self._period = step, period
+        self._step, self.period = step, period
         self.taken = 0
 
     def take(self, times: int) -> None:
-        for _ in range(times * self._period):
+        for _ in range(times * self.period):
             self._step()
-        self.taken += times * self._period
+        self.taken += times * self.period
 
     def timed(self, times: int) -> tuple[float, float]:
         """Seconds of a step, and of its processor time, in the mean."""
@@ -137,7 +140,7 @@ class Steps:
         busy, begun = time.process_time(), time.perf_counter()
         self.take(times)
         seconds, busy = time.perf_counter() - begun, time.process_time() - busy
-        return seconds / times / self._period, busy / times / self._period
+        return seconds / times / self.period, busy / times / self.period
 
 
 def until_quiet() -> None:
@@ -152,8 +155,9 @@ def check(name: str, model: nn.Module, steps: int) -> None:
     own = torch.stack([p.detach().double().mean() for p in model.parameters()])
     mean = own.clone()
     dist.all_reduce(mean)
-    mean /= HOSTS
-    middle = (HOSTS - 1) / 2  # of the ranks, which are the minima of their losses
+    hosts = dist.get_world_size()
+    mean /= hosts
+    middle = (hosts - 1) / 2  # of the ranks, which are the minima of their losses
     error = expected_error(steps)
     wanted = middle + (-1 - middle) * error
     tolerance = 1e-2 if name in SLOW_ONLY else 1e-4  # of fewer bits, and of float32
@@ -173,9 +177,9 @@ def link_of(text: str) -> Link:
     return Link(float(mbit) or None, float(milliseconds))
 
 
-def ideal_seconds(text: str, num_bytes: int) -> float:
+def ideal_seconds(text: str, num_bytes: int, hosts: int) -> float:
     """About what an all-reduce takes by a ring, and the computing."""
-    sent = 2 * (HOSTS - 1) / HOSTS * num_bytes
+    sent = 2 * (hosts - 1) / hosts * num_bytes
     return COMPUTE_S + sent * 8e-6 / (link_of(text).mbit or UNLIMITED_MBIT)
 
 
@@ -189,11 +193,14 @@ class Pass(NamedTuple):
 
 def passes(model: str, options: argparse.Namespace) -> list[Pass]:
     num_bytes = sum(4 * p.numel() for p in real_model(model).parameters())
-    is_slow = {text: ideal_seconds(text, num_bytes) > SLOW_S for text in options.networks}
-    names = [name for name in CONTENDERS if name in options.contenders]
+    is_slow = {
+        text: ideal_seconds(text, num_bytes, options.hosts) > SLOW_S for text in options.networks
+    }
+    names = [name for name in CONTENDERS if name in (options.contenders or DEFAULT)]
+    left_out = () if options.contenders else SLOW_ONLY
     fast, slow = ([text for text in is_slow if is_slow[text] is wanted] for wanted in (False, True))
     both = [
-        Pass(fast, options.rounds, [name for name in names if name not in SLOW_ONLY]),
+        Pass(fast, options.rounds, [name for name in names if name not in left_out]),
         Pass(slow, max(1, options.rounds // 2), names),
     ]
     return [each for each in both if each.networks]
@@ -229,6 +236,7 @@ def run_ranks(
     """
     command = [sys.executable, "-m", "benchmarks.averaging", "--rank", name, "--models", model]
     command += ["--seconds", f"{options.seconds}", "--straggler", f"{options.straggler}"]
+    command += ["--hosts", f"{options.hosts}"]
     command += ["--networks", *networks]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with tempfile.TemporaryFile("w+") as said:
@@ -306,7 +314,8 @@ def main() -> None:
     parser.add_argument(
         "--straggler", type=float, default=1.0, help="the last host computes so many times as long"
     )
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=[*CONTENDERS])
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS)
+    parser.add_argument("--hosts", type=int, default=4, help="a power of two")
     parser.add_argument("--quick", action="store_true", help="a ResNet-18's, two networks, once")
     parser.add_argument("--hardware", help="save results/DATE-HARDWARE-averaging*.json and .md")
     parser.add_argument("--rank", choices=CONTENDERS, help=argparse.SUPPRESS)
@@ -321,7 +330,7 @@ def main() -> None:
     load, begun = os.getloadavg()[0], time.monotonic()
     results, tables = {}, []
     for model in options.models:
-        with network(HOSTS) as emulated:
+        with network(options.hosts) as emulated:
             results[model] = run_model(model, options, emulated)
         tables += [f"## {model}", comparison(results[model]), table(results[model])]
         print(*tables[-3:], sep="\n\n")
@@ -330,7 +339,7 @@ def main() -> None:
         "hardware": options.hardware,
         "processor": platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
-        "hosts": HOSTS,
+        "hosts": options.hosts,
         "compute_s": COMPUTE_S,
         "straggler": options.straggler,
         "rounds": options.rounds,

@@ -17,10 +17,8 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-HOSTS = 4
 COMPUTE_S = 0.25  # a third of it forward
 LR, MOMENTUM = 0.01, 0.9
-EVERY = 16
 
 
 # --- the model ---
@@ -135,8 +133,9 @@ def trainyard(model: nn.Module, **average: Any) -> Step:
     from trainyard.world import World
 
     rank = dist.get_rank()
-    world = World(rank=rank, size=HOSTS, node=rank, num_nodes=HOSTS)
-    averager: Averager = VirtualRanks(HOSTS, world)
+    hosts = dist.get_world_size()
+    world = World(rank=rank, size=hosts, node=rank, num_nodes=hosts)
+    averager: Averager = VirtualRanks(hosts, world)
     if average:
         averager = AVERAGERS[average["name"]](AverageConfig(**average), world)
     wrapped = averager.wrap(model)
@@ -175,6 +174,8 @@ def trainyard(model: nn.Module, **average: Any) -> Step:
 
 
 GOSSIP: dict[str, Any] = {"name": "gossip", "topology": "one-peer-exponential"}
+WITH_16TH = GOSSIP | {"topology": "benchmarks.convergence:with_global_rounds"}
+WITH_8TH = GOSSIP | {"topology": "benchmarks.convergence:with_more_global_rounds"}
 CONTENDERS: dict[str, Callable[[nn.Module], Step]] = {
     "DDP alone": ddp_alone,
     "our all-reduce": partial(trainyard, name="allreduce"),
@@ -183,8 +184,19 @@ CONTENDERS: dict[str, Callable[[nn.Module], Step]] = {
     "our gossip": partial(trainyard, **GOSSIP),
     "DDP alone, bf16": partial(ddp_alone, halves=True),
     "our gossip, bf16": partial(trainyard, **GOSSIP, compress="bf16"),
-    "our periodic": partial(trainyard, name="periodic", every=EVERY),
+    "our periodic": partial(trainyard, name="periodic", every=16),
+    "our gossip, no overlap": partial(trainyard, **GOSSIP, overlap=False),
+    "our gossip, every 16th round of all": partial(trainyard, **WITH_16TH),
+    "our gossip, no overlap, every 8th round of all": partial(trainyard, **WITH_8TH, overlap=False),
+    "our periodic, every 2 steps": partial(trainyard, name="periodic", every=2),
 }
-ALL_REDUCE = ("DDP alone", "our all-reduce", "our virtual ranks", "DDP alone, bf16")
-PERIODIC = ("our periodic",)
-SLOW_ONLY = ("DDP alone, bf16", "our gossip, bf16", *PERIODIC)
+PERIODS = {
+    "our periodic": 16,
+    "our gossip, every 16th round of all": 16,
+    "our gossip, no overlap, every 8th round of all": 8,
+    "our periodic, every 2 steps": 2,
+}
+"""Steps, of which one differs from the others."""
+OVERLAPPED = ("decent-dp", "our gossip", "our gossip, bf16", "our gossip, every 16th round of all")
+SLOW_ONLY = ("DDP alone, bf16", "our gossip, bf16", "our periodic")
+OPTIONAL = ("our gossip, no overlap", *[*PERIODS][1:])

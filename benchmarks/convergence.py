@@ -5,7 +5,7 @@ python -m benchmarks.convergence FOLDER [--replicas 4] [--only NAME ...] [--seed
 
 One recipe (benchmarks/fashion_mnist.py: SGD, 256 images a step over all replicas) with another
 [average] section; the same images in the same order, on two replicas per node, over gloo. Learning
-rates are chosen on a tenth of the training images that is held out, by the loss of another seed:
+rates are chosen on a tenth of the training images that is held out, by the loss of other seeds:
 three rates a factor of 2 apart, and more while the best one is the largest or the smallest. The
 rates are chosen for all-reduce, one-peer gossip, periodic averaging and each outer momentum, on
 four replicas in two epochs; variants of these, more replicas and longer runs take the rates of
@@ -23,9 +23,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks import tiles
 from benchmarks.fashion_mnist import (
     HELD_OUT,
     RANKS_PER_NODE,
+    SOURCE,
     Job,
     Run,
     best_rate,
@@ -38,15 +40,16 @@ from benchmarks.fashion_mnist import (
     run_all,
     select,
     standard_error,
+    train_rank,
 )
 from benchmarks.saving import listed, save
+from benchmarks.simulated import simulated
 from trainyard.averaging.config import DEFAULT_EVERY, DEFAULT_TOPOLOGY, AverageConfig
 from trainyard.averaging.topology import Round, rounds
 
-TUNING = (100,)  # seeds
+TUNING = (100, 101, 102)  # seeds
 TUNED_AT = (4, 2)  # replicas and epochs
 BASE = "all-reduce"
-GLOBAL_EVERY = 16  # rounds
 EXPONENTIAL = {"name": "gossip", "topology": "one-peer-exponential"}
 PERIODIC = {"name": "periodic", "every": 8}
 
@@ -61,15 +64,20 @@ class Contender(NamedTuple):
     is_stream: bool = False
 
 
-def with_global_rounds(size: int, local_size: int) -> list[Round]:
-    """One-peer exponential rounds, of which every sixteenth is of all (Chen et al. 2021)."""
+def with_global_rounds(size: int, local_size: int, every: int = 16) -> list[Round]:
+    """One-peer exponential rounds, of which some are of all instead (Chen et al. 2021)."""
     peers = rounds("one-peer-exponential", size, local_size)
-    found = [peers[number % len(peers)] for number in range(GLOBAL_EVERY * len(peers))]
-    found[GLOBAL_EVERY - 1 :: GLOBAL_EVERY] = [[tuple(range(size))]] * len(peers)
+    found = [peers[number % len(peers)] for number in range(every * len(peers))]
+    found[every - 1 :: every] = [[tuple(range(size))]] * len(peers)
     return found
 
 
+def with_more_global_rounds(size: int, local_size: int) -> list[Round]:
+    return with_global_rounds(size, local_size, every=8)
+
+
 _GOSSIP = "gossip, one-peer exponential"
+_PERIODIC = "periodic, every 8 steps"
 CONTENDERS = {
     BASE: Contender({"name": "allreduce"}),
     "sharded": Contender({"name": "sharded"}, rate_of=BASE),
@@ -86,8 +94,14 @@ CONTENDERS = {
     "gossip, alternating exponential ring": Contender(
         {"name": "gossip", "topology": "alternating-exponential-ring"}, rate_of=_GOSSIP
     ),
-    "periodic, every 2 steps": Contender(PERIODIC | {"every": 2}, rate_of=BASE),
-    "periodic, every 8 steps": Contender(PERIODIC),
+    "the same, no overlap, every 8th round of all": Contender(
+        EXPONENTIAL
+        | {"topology": "benchmarks.convergence:with_more_global_rounds", "overlap": False},
+        rate_of=_GOSSIP,
+    ),
+    "periodic, every 2 steps": Contender(PERIODIC | {"every": 2}, rate_of=_PERIODIC),
+    "periodic, every 4 steps": Contender(PERIODIC | {"every": 4}, rate_of=_PERIODIC),
+    _PERIODIC: Contender(PERIODIC),
     "periodic, DiLoCo's momentum": Contender(
         PERIODIC | {"outer_lr": 0.7, "outer_momentum": 0.9}, rate=0.05
     ),
@@ -217,15 +231,22 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=TUNED_AT[1], help="of 234 steps")
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--simulated", action="store_true", help="see benchmarks/simulated.py")
+    parser.add_argument("--tiles", action="store_true", help="see benchmarks/tiles.py")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--hardware", help="save results/DATE-HARDWARE-convergence.json and .md")
     options = parser.parse_args()
-    prepare(options.folder)
+    source = SOURCE
+    if options.tiles:
+        source = options.folder / "tiles"
+        tiles.write(source)
+    prepare(options.folder, source)
     found = run_all(
         partial(next_jobs, options=options),
         options.folder / "convergence.jsonl",
-        ranks=options.replicas,
+        ranks=1 if options.simulated else options.replicas,
         seconds=options.seconds,
+        work=simulated if options.simulated else train_rank,
     )
     print(table(found))
     if options.hardware:

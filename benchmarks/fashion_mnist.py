@@ -45,11 +45,12 @@ def network(num_classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 4 * 4, num_classes))
 
 
-def prepare(folder: Path) -> None:
-    """Pixels in `packed`, and shards for a stream in `web`, from the package's files."""
+def prepare(folder: Path, source: Path = SOURCE) -> None:
+    """Pixels in `packed`, and shards for a stream in `web`, from the package's files or alike."""
     packed, web = (folder / name for name in ("packed", "web"))
+    others = [] if source == SOURCE else ["--no-checksum"]
     steps = {
-        packed: ["prepare", "fashion-mnist", f"{SOURCE}", f"{packed}"],
+        packed: ["prepare", "fashion-mnist", f"{source}", f"{packed}", *others],
         web: ["pack", "--format", "webdataset", f"{packed}", f"{web}"],
     }
     for made, arguments in steps.items():
@@ -120,15 +121,19 @@ def train_rank(rank: int, job: Job, port: int, folder: Path) -> Run:
     }
 
 
+Work = Callable[[int, Job, int, Path], Run]
+"""What a process of a team does: see `train_rank`."""
+
+
 class Team:
     """Processes that train the ranks of one run after another."""
 
-    def __init__(self, ranks: int, core: int | None = None) -> None:
+    def __init__(self, ranks: int, core: int | None = None, work: Work = train_rank) -> None:
         fork = get_context("fork")
         self.pipes = []
         for rank in range(ranks):
             ours, theirs = fork.Pipe()
-            fork.Process(target=_serve, args=(rank, core, theirs), daemon=True).start()
+            fork.Process(target=_serve, args=(rank, core, theirs, work), daemon=True).start()
             self.pipes.append(ours)
 
     def start(self, job: Job, folder: Path) -> None:
@@ -152,28 +157,34 @@ class Team:
             pipe.send(None)
 
 
-def _serve(rank: int, core: int | None, pipe: Any) -> None:
+def _serve(rank: int, core: int | None, pipe: Any, work: Work) -> None:
     if core is not None:
         os.sched_setaffinity(0, {core})
     while (task := pipe.recv()) is not None:
         try:
-            pipe.send(train_rank(rank, *task))
+            pipe.send(work(rank, *task))
         except BaseException:
             pipe.send(traceback.format_exc())
 
 
 def run_all(
-    next_jobs: Callable[[list[Run]], list[Job]], path: Path, *, ranks: int, seconds: float
+    next_jobs: Callable[[list[Run]], list[Job]],
+    path: Path,
+    *,
+    ranks: int,
+    seconds: float,
+    work: Work = train_rank,
 ) -> list[Run]:
     """Trains what `next_jobs` still wants, given the runs so far. A run is a line of `path`.
 
-    Starts no run after `seconds`. Single ranks train one to a core.
+    Starts no run after `seconds`. A team has `ranks` processes; single ones have a core each.
     """
     begun = time.monotonic()
     found = [json.loads(line) for line in path.open()] if path.exists() else []
     cores = sorted(os.sched_getaffinity(0))
     # A single rank would take all cores, and threads that share them wait for each other, busily.
-    teams = [Team(ranks)] if ranks > 1 else [Team(1, core) for core in cores]
+    single = [Team(1, core, work) for core in cores] if ranks == 1 else []
+    teams = single or [Team(ranks, work=work)]
     busy: dict[Any, Team] = {}
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         while True:
