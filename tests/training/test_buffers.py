@@ -1,9 +1,16 @@
-"""Batch-norm statistics after steps that were repeated or skipped."""
+"""Batch-norm statistics after steps that were repeated, in whole or in part, or skipped."""
+
+from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
+from safetensors.torch import load_file
 from torch import nn
 
+from tests.command_line import newest
+from tests.runs import RESNET, recipe
+from trainyard import train
 from trainyard.training.buffers import Buffers
 
 
@@ -51,3 +58,20 @@ def test_a_model_without_buffers_has_nothing_to_remember() -> None:
     buffers.remember()
     buffers.restore()
     buffers.restore_if(torch.tensor(1.0))
+
+
+def test_statistics_move_once_though_activations_are_recomputed(
+    digits: Path, tmp_path: Path
+) -> None:
+    found = []
+    for recomputed in ("false", "true"):
+        keys = {
+            "run.length": "3 steps",
+            "batch.micro": "32",
+            "model.grad_checkpointing": recomputed,
+        }
+        folder = tmp_path / recomputed
+        train(recipe(digits, RESNET, keys), folder, console=Console(quiet=True))
+        found.append(load_file(newest(folder) / "model.safetensors"))
+    kept, again = found
+    assert kept.keys() == again.keys() and all(torch.equal(kept[key], again[key]) for key in kept)

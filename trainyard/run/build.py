@@ -362,6 +362,7 @@ def build_step(
         seed=config.run.seed,
         world=world,
         counts_hits=not state.has_lists,
+        recomputed=Buffers(state.model) if config.model.grad_checkpointing else None,
     )
     parts: dict[str, Any] = {
         "passes": passes,

@@ -89,6 +89,9 @@ class Passes:
     world: World
     counts_hits: bool = True
     """False for lists of labels, which a single guess cannot meet: no sample counts as correct."""
+    recomputed: Buffers | None = None
+    """The model's buffers where the backward pass repeats parts of the forward pass: batch norm
+    would count their samples twice."""
 
     def __call__(
         self,
@@ -125,7 +128,11 @@ class Passes:
         # A loss that is not finite makes every gradient so, with all-reduce on every rank. All
         # ranks skip the update or, where replicas differ, this one.
         seed = torch.where(loss_sum.isfinite(), scale, torch.nan)
+        if self.recomputed:
+            self.recomputed.remember()
         torch.autograd.backward(loss_sum / divisor(), seed)
+        if self.recomputed:
+            self.recomputed.restore()
         if not self.counts_hits:
             return torch.stack([loss_sum.detach(), torch.zeros_like(loss_sum)])
         guess = logits.argmax(dim=1)
