@@ -1,7 +1,7 @@
 """Where replicas end that synchronise by all-reduce, by gossip or now and then, on Fashion-MNIST.
 
 python -m benchmarks.convergence FOLDER [--replicas 4] [--only NAME ...] [--seeds 5]
-    [--epochs 2] [--seconds 100] [--hardware NAME]
+    [--epochs 2] [--simulated] [--tiles] [--seconds 100] [--hardware NAME]
 
 One recipe (benchmarks/fashion_mnist.py: SGD, 256 images a step over all replicas) with another
 [average] section; the same images in the same order, on two replicas per node, over gloo. Learning
@@ -10,6 +10,10 @@ three rates a factor of 2 apart, and more while the best one is the largest or t
 rates are chosen for all-reduce, one-peer gossip, periodic averaging and each outer momentum, on
 four replicas in two epochs; variants of these, more replicas and longer runs take the rates of
 their kind.
+
+With --simulated one process computes all replicas of a run, a run on each core: see
+benchmarks/simulated.py, which cannot do all contenders. --tiles takes benchmarks/tiles.py in place
+of Fashion-MNIST, and another FOLDER.
 
 FOLDER is for the data and `convergence.jsonl`, the finished runs. The program starts no run after
 --seconds: call it again until nothing is left. --hardware writes the table.
@@ -89,15 +93,15 @@ CONTENDERS = {
     "the same, every 16th round of all": Contender(
         EXPONENTIAL | {"topology": "benchmarks.convergence:with_global_rounds"}, rate_of=_GOSSIP
     ),
-    "gossip, complete": Contender({"name": "gossip", "topology": "complete"}, rate_of=_GOSSIP),
-    "gossip, ring": Contender({"name": "gossip", "topology": "ring"}, rate_of=_GOSSIP),
-    "gossip, alternating exponential ring": Contender(
-        {"name": "gossip", "topology": "alternating-exponential-ring"}, rate_of=_GOSSIP
-    ),
     "the same, no overlap, every 8th round of all": Contender(
         EXPONENTIAL
         | {"topology": "benchmarks.convergence:with_more_global_rounds", "overlap": False},
         rate_of=_GOSSIP,
+    ),
+    "gossip, complete": Contender({"name": "gossip", "topology": "complete"}, rate_of=_GOSSIP),
+    "gossip, ring": Contender({"name": "gossip", "topology": "ring"}, rate_of=_GOSSIP),
+    "gossip, alternating exponential ring": Contender(
+        {"name": "gossip", "topology": "alternating-exponential-ring"}, rate_of=_GOSSIP
     ),
     "periodic, every 2 steps": Contender(PERIODIC | {"every": 2}, rate_of=_PERIODIC),
     "periodic, every 4 steps": Contender(PERIODIC | {"every": 4}, rate_of=_PERIODIC),
@@ -239,7 +243,8 @@ def main() -> None:
     source = SOURCE
     if options.tiles:
         source = options.folder / "tiles"
-        tiles.write(source)
+        if not source.exists():
+            tiles.write(source)
     prepare(options.folder, source)
     found = run_all(
         partial(next_jobs, options=options),
@@ -253,13 +258,17 @@ def main() -> None:
         about = {
             "hardware": options.hardware,
             "torch": torch.__version__,
+            "images": "tiles of photographs" if options.tiles else "Fashion-MNIST",
+            "replicas": "in one process" if options.simulated else "a process each",
             "steps of an epoch": 60_000 // 256,
+            "seeds that choose rates": len(TUNING),
             "held out to choose rates": HELD_OUT,
         }
         text = f"# Replicas that synchronise in different ways\n\n{listed(about)}\n\n"
         contenders = {name: contender.average for name, contender in CONTENDERS.items()}
         figures = about | {"average": contenders, "runs": found}
-        save(f"{options.hardware}-convergence", figures, text + NOTES + table(found))
+        kind = "convergence-tiles" if options.tiles else "convergence"
+        save(f"{options.hardware}-{kind}", figures, text + NOTES + table(found))
 
 
 if __name__ == "__main__":
