@@ -67,16 +67,11 @@ def enlarging(text: str) -> tuple[float, ...]:
     return found
 
 
-def workers_of(options: argparse.Namespace) -> int:
-    """`--workers`, or a process for each core. InputError if there are none."""
-    if options.workers is None:
-        return usable_cores()
-    workers: int = options.workers
-    if workers < 1:
-        raise InputError(
-            "option.out-of-range", option="--workers", value=workers, allowed="1 or more"
-        )
-    return workers
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """Add the option --workers."""
+    about = "processes; default: one per core"
+    cores = usable_cores()
+    parser.add_argument("--workers", type=positive, default=cores, metavar="N", help=about)
 
 
 def check_suffix(path: str | None, option: str, *suffixes: str) -> None:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainyard.cli.options import workers_of
+from trainyard.cli.options import add_workers
 from trainyard.data.storage.location import take_secrets
 from trainyard.errors import InputError
 
@@ -60,7 +60,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the order and of --classes N")
     parser.add_argument("--no-shuffle", action="store_true", help="keep the stored order of train")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
+    add_workers(parser)
     parser.add_argument(
         "--part",
         type=_part,
@@ -74,8 +74,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def _add_recoding(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        *("--short", "--short-side"),
-        dest="short_side",
+        "--short",
         type=int,
         metavar="PIXELS",
         help="resize larger images to this short side, antialiased",
@@ -153,7 +152,6 @@ def _pack_options(options: argparse.Namespace) -> "PackOptions":
     if samples is None:
         limited = options.shard_size is None and options.format != "hdf5"
         samples = _SAMPLES if limited else _ANY_NUMBER
-    workers = workers_of(options)
     return PackOptions(
         format=options.format,
         name=options.name,
@@ -161,20 +159,20 @@ def _pack_options(options: argparse.Namespace) -> "PackOptions":
         shard_bytes=options.shard_size,
         recode=_recode(options),
         pixels=options.pixels,
-        workers=workers,
+        workers=options.workers,
     )
 
 
 def _recode(options: argparse.Namespace) -> "Recode | None":
     from trainyard.datasets.pack.recode import ShortSide
 
-    if options.short_side is None:
+    if options.short is None:
         if options.quality is not None:
             raise InputError("option.quality-without-short")
         return None
     if options.pixels and options.quality is not None:
         raise InputError("option.quality-with-pixels")
-    return ShortSide(options.short_side, 95 if options.quality is None else options.quality)
+    return ShortSide(options.short, 95 if options.quality is None else options.quality)
 
 
 def _about(options: argparse.Namespace) -> dict[str, Any]:

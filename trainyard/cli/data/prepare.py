@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.cli.options import workers_of
+from trainyard.cli.options import add_workers
 from trainyard.cli.printing import print_table
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _add_common(parser: argparse.ArgumentParser, source: str, default_format: st
         "--format", choices=_FORMATS, default=default_format, help=f"default {default_format}"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the order of training images")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
+    add_workers(parser)
 
 
 def _add_small(parser: argparse.ArgumentParser, source: str) -> None:
@@ -131,14 +131,13 @@ def _arguments(options: argparse.Namespace) -> "tuple[Path, Preparation]":
     from trainyard.datasets.prepare.preparation import Preparation
     from trainyard.monitor.progress import counter
 
-    workers = workers_of(options)
     return Path(options.source), Preparation(
         Path(options.destination),
         functools.partial(counter, Console(stderr=True)),
         format=options.format,
         seed=options.seed,
         checksum=not getattr(options, "no_checksum", False),
-        workers=workers,
+        workers=options.workers,
     )
 
 

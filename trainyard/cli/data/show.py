@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainyard.cli.data.index import add_division, add_location, division_of
-from trainyard.cli.options import check_suffix, loading
+from trainyard.cli.options import check_suffix, loading, positive
 from trainyard.cli.printing import print_table, size
 from trainyard.errors import InputError
 from trainyard.hints import did_you_mean
@@ -33,8 +33,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     sheet.add_argument("--sheet", metavar="FILE.png", help="draw random images, with labels")
     sheet.add_argument("--split", metavar="NAME", help="split to draw from; default: train")
     sheet.add_argument("--class", metavar="NAME", dest="class_name", help="draw only this class")
-    sheet.add_argument("--rows", metavar="R", type=int, default=_ROWS, help="default: 6")
-    sheet.add_argument("--columns", metavar="C", type=int, default=_COLUMNS, help="default: 8")
+    sheet.add_argument("--rows", metavar="R", type=_few, default=_ROWS, help="default: 6")
+    sheet.add_argument("--columns", metavar="C", type=_few, default=_COLUMNS, help="default: 8")
     sheet.add_argument(
         "--seed", metavar="S", type=int, default=0, help="seed of the draw; default: 0"
     )
@@ -47,6 +47,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run_command=data_show, takes_overrides=_SECTIONS)
 
 
+def _few(text: str) -> int:
+    if (count := positive(text)) > 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 1 and 100")
+    return count
+
+
 def data_show(options: argparse.Namespace) -> int:
     """Run `trainyard data show`. Returns the exit code."""
     chosen = (options.split, options.class_name, options.rows, options.columns, options.seed)
@@ -56,11 +62,6 @@ def data_show(options: argparse.Namespace) -> int:
     if options.overrides:
         _check_overrides(options)
     check_suffix(options.sheet, "--sheet", ".png")  # before all is indexed
-    for name in ("rows", "columns"):
-        if not 1 <= (value := getattr(options, name)) <= 100:
-            raise InputError(
-                "option.out-of-range", option=f"--{name}", value=value, allowed="1 to 100"
-            )
     indices = open_splits(options.location, division=division_of(options))
     if options.sheet is not None:
         _draw_sheet(options, indices)
