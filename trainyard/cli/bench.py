@@ -5,8 +5,8 @@ import json
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from trainyard.cli.data.index import add_location
 from trainyard.cli.options import above_zero, positive
-from trainyard.data.storage.location import take_secrets
 from trainyard.world import usable_cores
 
 if TYPE_CHECKING:
@@ -28,13 +28,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     loader = actions.add_parser(
         "loader", help="measure images per second: reading, decoding, loading"
     )
+    add_location(loader)
     add = loader.add_argument
-    add(
-        "location",
-        metavar="LOCATION",
-        type=take_secrets,
-        help="a folder, a file, shards or a URL",
-    )
     add("--batch", type=positive, default=256, metavar="N", help="images per batch (256)")
     side = "side of a training image (224)"
     add("--size", type=positive, default=224, metavar="PIXELS", help=side)
@@ -42,7 +37,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=positive, metavar="N", help="loader threads; default: one per core")
     total = "total duration in seconds (10)"
     add("--seconds", type=above_zero, default=10.0, metavar="S", help=total)
-    add("--json", action="store_true", help="print as JSON")
     loader.set_defaults(run_command=bench_loader)
 
 

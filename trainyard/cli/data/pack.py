@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainyard.cli.data.index import add_location
 from trainyard.cli.options import add_workers
-from trainyard.data.storage.location import take_secrets
 from trainyard.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,12 +30,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard data pack` to its parser."""
-    parser.add_argument(
-        "location",
-        metavar="LOCATION",
-        type=take_secrets,
-        help="a folder, a file, shards or a URL",
-    )
+    add_location(parser)
     parser.add_argument("destination", metavar="DESTINATION", help="folder to create")
     parser.add_argument(
         "--format",
@@ -68,7 +63,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="write one of N shares of the shards, on machines that share DESTINATION; then, once "
         "all are done, give the command without --part",
     )
-    parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.set_defaults(run_command=data_pack)
 
 
