@@ -139,7 +139,8 @@ def advice(found: dict[str, Any]) -> str:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from trainyard.cli.printing import print_table, print_text, size
+    from trainyard.cli.printing import print_table, print_text
+    from trainyard.printable import in_bytes
 
     threads = found["threads"]
     per_core = min(threads, found["cores"])
@@ -149,7 +150,7 @@ def _print(found: dict[str, Any]) -> None:
     rows = [[what, f"{rate:,.0f}", f"{rate / per_core:,.0f}"] for what, rate in rates.items()]
     path = found["path"] or "not built"
     print_text(
-        f"{found['split']}: {found['samples']:,} samples of {size(found['bytes_per_image'])}, "
+        f"{found['split']}: {found['samples']:,} samples of {in_bytes(found['bytes_per_image'])}, "
         f"{found['format']}; threads {threads}, cores {found['cores']}, extension {path}, "
         f"left to the libraries {found['fallback']:.1%}"
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainyard.api import EVALUATED, check_evaluated, evaluation_recipe
 from trainyard.cli.options import add_ema, add_views, check_suffix, check_target, loading, positive
-from trainyard.cli.printing import print_text, result_console, write_csv
+from trainyard.cli.printing import naming, print_text, result_console, write_csv
 from trainyard.distributed import discover
 from trainyard.errors import InputError
 from trainyard.files import finite
@@ -330,12 +330,8 @@ def write_tables(folder: Path, result: "DataSetResult") -> None:
             found["reliability"] = [Bin._asdict(row) for row in reliability(columns)]
         for name, rows in found.items():
             tables.setdefault(name, []).extend(where | row for row in rows)
-    try:
+    with naming("--tables", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            "option.file-unwritable", option="--tables", path=folder, reason=error.strerror
-        ) from None
     for name, rows in tables.items():
         head = [list(rows[0])] if rows else []
         write_csv("--tables", folder / f"{name}.csv", [*head, *(row.values() for row in rows)])

@@ -21,9 +21,10 @@ from trainyard.cli.options import (
     loading,
     positive,
 )
-from trainyard.cli.printing import print_text, result_console, write_csv, write_npz
+from trainyard.cli.printing import naming, print_text, result_console, write_csv
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import InputError
+from trainyard.files import atomic_write
 from trainyard.printable import print_line, printable
 
 if TYPE_CHECKING:
@@ -307,7 +308,9 @@ def _write(predictions: Predictions) -> None:
             "offsets": np.array([row.location.get("offset", 0) for row in rows], np.int64),
             "classes": np.array([row.answer for row in rows]),
         }
-        write_npz("--embeddings", Path(options.embeddings), columns)
+        path = Path(options.embeddings)
+        with naming("--embeddings", path), atomic_write(path) as file:
+            np.savez(file, **columns)  # type: ignore[arg-type]  # allow_pickle is no array
     if options.duplicates:
         from trainyard.datasets.near_duplicates import MOST, near_duplicates
 
@@ -334,13 +337,9 @@ def _write_overlays(folder: Path, predictions: Predictions) -> None:
             if number not in guesses.bad:
                 image = predictions.classifier.overlay(bytes(reader.read(number)))
                 name = Path(images.name(number).partition("?")[0]).stem
-                try:
+                with naming("--cam", folder):
                     folder.mkdir(parents=True, exist_ok=True)
                     image.save(folder / f"{count:05}-{name}.png")
-                except OSError as error:
-                    raise InputError(
-                        "option.file-unwritable", option="--cam", path=folder, reason=error.strerror
-                    ) from None
             count += 1
 
 

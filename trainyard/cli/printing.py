@@ -3,30 +3,19 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainyard.errors import InputError
-from trainyard.files import atomic_write, write_text
-from trainyard.printable import in_bytes as size
+from trainyard.files import write_text
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from rich.console import Console
     from rich.text import Text
 
 _WIDE = 250  # columns
-
-__all__ = [
-    "as_cell",
-    "print_table",
-    "print_text",
-    "result_console",
-    "size",
-    "write_csv",
-    "write_npz",
-]
 
 
 def print_table(columns: list[str], rows: Sequence[Sequence["str | Text"]]) -> None:
@@ -68,21 +57,15 @@ def write_csv(option: str, path: Path, rows: Iterable[Iterable[object]]) -> None
     """Write a table to a file; InputError, which names the option, if that fails."""
     text = io.StringIO(newline="")
     csv.writer(text).writerows(rows)
-    try:
+    with naming(option, path):
         write_text(path, text.getvalue(), errors="surrogateescape")
-    except OSError as error:
-        raise InputError(
-            "option.file-unwritable", option=option, path=path, reason=error.strerror
-        ) from None
 
 
-def write_npz(option: str, path: Path, arrays: "dict[str, NDArray[Any]]") -> None:
-    """Write NumPy arrays by name to a file; InputError, which names the option, if that fails."""
-    import numpy as np
-
+@contextmanager
+def naming(option: str, path: Path) -> Iterator[None]:
+    """Inside, the failure to write a file becomes an InputError that names the option for it."""
     try:
-        with atomic_write(path) as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]  # allow_pickle is no array
+        yield
     except OSError as error:
         raise InputError(
             "option.file-unwritable", option=option, path=path, reason=error.strerror

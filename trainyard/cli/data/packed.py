@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.cli.printing import size
-from trainyard.printable import printable
+from trainyard.printable import in_bytes, printable
 
 if TYPE_CHECKING:
     from trainyard.data.storage.manifest import Manifest
@@ -29,7 +28,7 @@ def print_packed(destination: Path, manifest: "Manifest", *, as_json: bool) -> N
         print(json.dumps(about | {"classes": manifest.classes, "about": manifest.about}))
         return
     rows = [
-        (split.files, f"{split.samples:,} samples", size(sizes[name]))
+        (split.files, f"{split.samples:,} samples", in_bytes(sizes[name]))
         for name, split in manifest.splits.items()
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
