@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainyard.cli.data.index import add_location
+from trainyard.cli.data.packed import print_packed
 from trainyard.cli.options import add_workers
 from trainyard.errors import InputError
 
@@ -88,7 +89,6 @@ def data_pack(options: argparse.Namespace) -> int:
     """Run `trainyard data pack`. Returns the exit code."""
     from rich.console import Console
 
-    from trainyard.cli.data.packed import print_packed
     from trainyard.cli.data.show import open_splits
     from trainyard.datasets.pack.pack import num_samples, only_classes, pack, pack_part, shuffled
     from trainyard.datasets.pack.shards import choose_classes
@@ -116,7 +116,7 @@ def data_pack(options: argparse.Namespace) -> int:
             _print_part(options, total)
             return 0
         manifest = pack(splits, classes, destination, pack_options, **more)
-    print_packed(destination, manifest, as_json=options.json)
+    print_packed(manifest, options)
     return 0
 
 

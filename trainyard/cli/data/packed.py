@@ -1,5 +1,6 @@
 """Summary of a newly written data set."""
 
+import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,10 +13,11 @@ if TYPE_CHECKING:
 _ODD_SHOWN = 3  # examples per kind; dataset.json lists all
 
 
-def print_packed(destination: Path, manifest: "Manifest", *, as_json: bool) -> None:
-    """Print a line for each split, and one for each kind of unusual image."""
+def print_packed(manifest: "Manifest", options: argparse.Namespace) -> None:
+    """Print a line for each split, and one for each kind of unusual image; or all as JSON."""
+    destination = Path(options.destination)
     sizes = {split: _bytes(manifest, split) for split in manifest.splits}
-    if as_json:
+    if options.json:
         splits = {
             name: {
                 "location": str(destination / split.files),
