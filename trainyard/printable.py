@@ -53,6 +53,11 @@ def in_bits(bytes_per_second: float) -> str:
     return f"{bits / 1e9:.3g} Gb/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mb/s"
 
 
+def how_many(count: int, what: str) -> str:
+    """1 rank, 1,024 ranks."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def in_millions(count: int) -> str:
     """28.59 M; 7,210 below a million."""
     return f"{count / 1e6:,.4g} M" if count >= 1e6 else f"{count:,}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainyard.compare import PRACTICAL
 from trainyard.data.storage.credentials import without_secrets
-from trainyard.printable import duration
+from trainyard.printable import duration, how_many
 from trainyard.report.markup import Child, Html, about, join, table, tag
 from trainyard.report.runs import Group, Run, counted, differences, number
 
@@ -66,7 +66,7 @@ def _latest(
 ) -> Html:
     """A table of the last rows of each run; a single run has no column of names."""
     count, share = sum(map(len, rows.values())), max(_ROWS // len(rows), 1)
-    caption = f"{count:,} {what}{'' if count == 1 else 's'}"
+    caption = how_many(count, what)
     if any(len(of_run) > share for of_run in rows.values()):
         each = " of each run" if len(rows) > 1 else ""
         caption = f"The last {share}{each}, of {caption}"

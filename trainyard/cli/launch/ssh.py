@@ -14,7 +14,7 @@ from trainyard.cli.launch.common import (
 )
 from trainyard.cli.options import positive
 from trainyard.data.storage.credentials import without_secrets
-from trainyard.printable import print_line
+from trainyard.printable import how_many, print_line
 
 if TYPE_CHECKING:
     from trainyard.launch.ssh import SshOptions
@@ -61,7 +61,7 @@ def launch(options: argparse.Namespace) -> int:
             print(without_secrets(shlex.join(agent_command(job, ssh, number, "RUN"))))
         return 0
     if options.sync:
-        print_line(f"copying this directory to {len(ssh.hosts)} host{'s' * (len(ssh.hosts) != 1)}")
+        print_line(f"copying this directory to {how_many(len(ssh.hosts), 'host')}")
         sync(ssh.hosts, ssh.login)
     return launch_ssh(job, ssh, print_line)
 
