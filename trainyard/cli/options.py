@@ -125,15 +125,15 @@ def add_views(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_target(options: argparse.Namespace, others: Sequence[str] = ()) -> None:
-    """CheckpointError, before torch is loaded, unless there is a run or checkpoint to take.
+def check_target(options: argparse.Namespace, others: Sequence[str] = ()) -> tuple[Path, Path]:
+    """The run directory and the checkpoint to take, found before torch is loaded.
 
-    It suggests the command for a run among `others`, later arguments, and for data as the target.
+    CheckpointError if there is none. It suggests the command for a run among `others`, later
+    arguments, and for data as the target.
     """
     target, command = options.target, options.parser.prog
     try:
-        find_checkpoint(Path(target))
-        return
+        return find_checkpoint(Path(target))
     except CheckpointError as error:
         hint = ""
         for place, other in enumerate(others):
