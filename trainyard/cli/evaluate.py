@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainyard.api import EVALUATED, evaluation_recipe
 from trainyard.cli.options import add_ema, add_views, check_suffix, check_target, loading, positive
-from trainyard.cli.printing import naming, print_text, result_console, write_csv
+from trainyard.cli.printing import empty_table, naming, print_text, result_console, write_csv
 from trainyard.distributed import discover
 from trainyard.errors import InputError
 from trainyard.files import finite
@@ -228,14 +228,14 @@ def print_result(
         rows = _classes(result, columns, num_classes)
         print_text(f"\nThe {len(rows)} worst of {len(result.classes):,} classes ({of})")
         keys = [key for key in _OF_CLASSES if rows and key in rows[0]]
-        table = _table(["class"], ["samples", *(_OF_CLASSES[key] for key in keys)])
+        table = empty_table("class", ">samples", *(f">{_OF_CLASSES[key]}" for key in keys))
         for row in rows:
             shares = (f"{row[key]:.1%}" for key in keys)
             table.add_row(row["class"], f"{row['samples']:,}", *shares)
         console.print(table)
     if num_confusions is not None and not _has_lists(result):
         print_text(f"\nThe most frequent wrong guesses ({of})")
-        table = _table(["class", "taken for"], ["samples"])
+        table = empty_table("class", "taken for", ">samples")
         for row in _confusions(result, columns, num_confusions):
             table.add_row(row["class"], row["guess"], f"{row['samples']:,}")
         console.print(table)
@@ -248,18 +248,6 @@ def _best(result: "DataSetResult") -> str:
     return max(result.predictions, key=lambda prefix: float(tree[f"{prefix}{key}"]))
 
 
-def _table(texts: list[str], numbers: list[str]) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in texts:
-        table.add_column(name, overflow="fold")
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
 def _overview(tree: dict[str, Any], prefixes: list[str]) -> "Table":
     from trainyard.training.averages import label_of
 
@@ -267,7 +255,7 @@ def _overview(tree: dict[str, Any], prefixes: list[str]) -> "Table":
     rest = {key: name for key, name in (("loss", "loss"), ("ece", "ECE")) if key in tree}
     again = ["new top-1"] if "reassessed" in tree else []
     numbers = ["samples", *(_SHARES[key] for key in shares), *rest.values(), *again]
-    table = _table(["data"], numbers)
+    table = empty_table("data", *(f">{name}" for name in numbers))
     for number, prefix in enumerate(prefixes):
         row = [
             f"{tree['samples']:,}",

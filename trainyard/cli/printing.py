@@ -13,6 +13,7 @@ from trainyard.files import write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
 _WIDE = 250  # columns
@@ -28,6 +29,20 @@ def print_table(columns: list[str], rows: Sequence[Sequence["str | Text"]]) -> N
     for row in rows:
         table.add_row(*row)
     result_console().print(table)
+
+
+def empty_table(*columns: str) -> "Table":
+    """A table without rows; columns whose names begin with ">" hold numbers, on the right."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in columns:
+        if name.startswith(">"):
+            table.add_column(name[1:], justify="right", no_wrap=True)
+        else:
+            table.add_column(name, overflow="fold")
+    return table
 
 
 def print_text(*lines: str) -> None:
