@@ -2,11 +2,15 @@
 
 import argparse
 import os
-import shlex
 import sys
 
-from trainyard.cli.launch.common import add_job_options, add_restarts, job_of, num_devices
-from trainyard.data.storage.credentials import without_secrets
+from trainyard.cli.launch.common import (
+    add_job_options,
+    add_restarts,
+    job_of,
+    num_devices,
+    print_command,
+)
 from trainyard.printable import how_many, print_line
 
 
@@ -21,8 +25,7 @@ def launch(options: argparse.Namespace) -> int:
     """Run `trainyard launch local`; returns the exit code."""
     job = job_of(options)
     if options.dry_run:
-        ranks = options.ranks or "(one per GPU, or 1)"
-        print(f"{ranks} x {without_secrets(shlex.join(job.command))}")
+        print_command(job.command, f"{options.ranks or '(one per GPU, or 1)'} x ")
         return 0
     from trainyard.launch import agent
 
