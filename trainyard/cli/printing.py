@@ -2,11 +2,10 @@
 
 import csv
 import io
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainyard.errors import InputError
 from trainyard.files import write_text
@@ -61,11 +60,6 @@ def result_console() -> "Console":
     if not console.is_terminal:
         console.width = _WIDE
     return console
-
-
-def as_cell(value: Any) -> str:
-    """A value as text: strings as they are, others as JSON."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def write_csv(option: str, path: Path, rows: Iterable[Iterable[object]]) -> None:
