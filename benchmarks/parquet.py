@@ -76,7 +76,7 @@ def make_data(folder: Path) -> None:
         make_photographs(folder / "photographs", PHOTOGRAPHS)
         words = [sys.executable, "-m", "trainyard", "data", "pack", str(folder / "photographs")]
         words += [str(folder / "small"), "--format", "folder"]
-        subprocess.run([*words, "--short-side", "160", "--quality", "90"], check=True)
+        subprocess.run([*words, "--short", "160", "--quality", "90"], check=True)
     samples = folder / "samples"
     if not samples.exists():
         repeated(folder / "small" / "train", samples)

@@ -86,7 +86,7 @@ def test_it_works_without_the_extension(jpegs: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--batch", "--size", "--channels", "--threads", "--seconds"])
 def test_numbers_are_above_zero(option: str, tmp_path: Path) -> None:
-    check(refused("bench", "loader", tmp_path, option, "0"), "option.out-of-range", option=option)
+    check(refused("bench", "loader", tmp_path, option, "0"), "option.invalid", option=option)
 
 
 def test_a_missing_location_is_named(tmp_path: Path) -> None:

@@ -70,8 +70,8 @@ def test_show_draws_a_sheet(digits: Path, tmp_path: Path, capsys: Capture) -> No
     ("options", "code"),
     [
         ("--sheet a.jpg", "option.wrong-suffix"),
-        ("--sheet a.png --rows 0", "option.out-of-range"),
-        ("--sheet a.png --columns 101", "option.out-of-range"),
+        ("--sheet a.png --rows 0", "option.invalid"),
+        ("--sheet a.png --columns 101", "option.invalid"),
         ("--sheet a.png --split test", "data.no-such-split"),
         ("--rows 3", "option.needs-sheet"),
         ("--sheet a.png --class seven", "data.no-such-class"),
@@ -137,9 +137,7 @@ def test_verify_lists_what_is_wrong(digits: Path, tmp_path: Path, capsys: Captur
 
 
 def test_mistakes_with_verify(digits: Path, tmp_path: Path) -> None:
-    check(
-        refused("data", "verify", digits, "--workers", 0), "option.out-of-range", option="--workers"
-    )
+    check(refused("data", "verify", digits, "--workers", 0), "option.invalid", option="--workers")
     check(refused("data", "verify", tmp_path), "data.no-images", location=tmp_path)
     check(refused("data", "verify", tmp_path / "none"), "data.not-found")
 

@@ -11,7 +11,7 @@ from trainyard.config import load_recipe
 from trainyard.course import build_course
 from trainyard.distributed import Watchdog
 from trainyard.files import RunDirectory
-from trainyard.monitor.reports import Sinks
+from trainyard.run.loggers import Loggers
 from trainyard.run.parts import Parts
 from trainyard.run.pretrained import Beginning
 from trainyard.run.trainer import Trainer
@@ -50,7 +50,7 @@ def test_all_is_on_the_ranks_device_though_the_model_is_not_yet(tmp_path: Path) 
         loss=None,  # type: ignore[arg-type]
     )
     watchdog = Watchdog()
-    trainer = Trainer(parts, Sinks(()), watchdog)
+    trainer = Trainer(parts, Loggers(), watchdog)
     watchdog.close(in_peace=True)
     assert trainer.state.scale.value.device == META
     assert next(trainer.wrapped.parameters()).device == META

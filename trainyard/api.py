@@ -6,7 +6,7 @@ Heavy imports wait until a function is called.
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,21 +156,15 @@ def evaluation_recipe(run: Path, overrides: Mapping[str, Any] | None = None) -> 
 
     RecipeError for a key without effect on an evaluation.
     """
+    from trainyard.compare import check_keys
     from trainyard.config import load_recipe
 
-    check_evaluated(overrides or {})
+    check_keys(overrides or {}, EVALUATED, "an evaluation")
     config = load_recipe(str(run / "recipe.toml"), _plain(overrides))
     if "data.stage" in (overrides or {}):
         return config
     here = config.data.model_copy(update={"stage": None})  # it was a folder on other nodes
     return config.model_copy(update={"data": here})
-
-
-def check_evaluated(keys: Iterable[str]) -> None:
-    """RecipeError for a key without effect on an evaluation."""
-    from trainyard.compare import check_keys
-
-    check_keys(keys, EVALUATED, "an evaluation")
 
 
 # --- arguments in the forms that users give ---

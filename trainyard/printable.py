@@ -1,7 +1,9 @@
 """Texts for people: names from users' files, made safe for a terminal, and quantities."""
 
+import json
 import sys
 import unicodedata
+from typing import Any
 
 _DAY_S = 24 * 3600
 
@@ -51,6 +53,16 @@ def in_bits(bytes_per_second: float) -> str:
     """11.8 Gb/s, 94 Mb/s."""
     bits = 8 * bytes_per_second
     return f"{bits / 1e9:.3g} Gb/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mb/s"
+
+
+def as_text(value: Any) -> str:
+    """A value as text: strings as they are, others as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def how_many(count: int, what: str) -> str:
+    """1 rank, 1,024 ranks."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def in_millions(count: int) -> str:

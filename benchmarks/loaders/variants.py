@@ -11,7 +11,7 @@ from benchmarks.loaders.environments import python_of
 from benchmarks.loaders.photographs import make_photographs
 
 _SHARD = 250  # samples; several shards to shuffle
-_SMALL = ("--short-side", "256", "--quality", "90")
+_SMALL = ("--short", "256", "--quality", "90")
 
 
 def data_of(folder: Path) -> Path:

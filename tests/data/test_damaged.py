@@ -162,7 +162,7 @@ def test_verify_names_each(damaged: Path, capsys: Capture) -> None:
     assert left_out["count"] == len(LEFT_OUT) + 1  # and the link
 
 
-@pytest.mark.parametrize("options", [(), ("--short-side", 24)])
+@pytest.mark.parametrize("options", [(), ("--short", 24)])
 def test_pack_leaves_nothing_out(
     damaged: Path, options: tuple[object, ...], tmp_path: Path, capsys: Capture
 ) -> None:

@@ -87,7 +87,7 @@ def test_named_classes(digits: Path, tmp_path: Path) -> None:
         ("--format zip", "option.unknown-choice"),
         ("--format hdf5 --shard-size big", "option.invalid"),
         ("--format hdf5 --shard-samples 0", "pack.empty-shard"),
-        ("--format hdf5 --workers 0", "option.out-of-range"),
+        ("--format hdf5 --workers 0", "option.invalid"),
         ("--format hdf5 --quality 90", "option.quality-without-short"),
         ("--format hdf5 --pixels", "pack.format-without-pixels"),
         ("--format hdf5 --short 0", "pack.size-out-of-range"),

@@ -151,7 +151,7 @@ def test_mistakes(words: list[str], code: str, fields: dict[str, str]) -> None:
 def test_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    check(refused("launch", "slurm", "debug", "--gpus", "1"), "launch.no-slurm", name="sbatch")
+    check(refused("launch", "slurm", "debug", "--gpus", "1"), "launch.no-slurm")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -5,8 +5,8 @@ import json
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from trainyard.data.storage.location import take_secrets
-from trainyard.errors import InputError
+from trainyard.cli.data.index import add_location
+from trainyard.cli.options import above_zero, positive
 from trainyard.world import usable_cores
 
 if TYPE_CHECKING:
@@ -28,30 +28,20 @@ def add(parser: argparse.ArgumentParser) -> None:
     loader = actions.add_parser(
         "loader", help="measure images per second: reading, decoding, loading"
     )
+    add_location(loader)
     add = loader.add_argument
-    add(
-        "location",
-        metavar="LOCATION",
-        type=take_secrets,
-        help="a folder, a file, shards or a URL",
-    )
-    add("--batch", type=int, default=256, metavar="N", help="images per batch (256)")
-    add("--size", type=int, default=224, metavar="PIXELS", help="side of a training image (224)")
-    add("--channels", type=int, default=3, metavar="N", help="channels of an image (3)")
-    add("--threads", type=int, metavar="N", help="loader threads; default: one per core")
-    add("--seconds", type=float, default=10.0, metavar="S", help="total duration in seconds (10)")
-    add("--json", action="store_true", help="print as JSON")
+    add("--batch", type=positive, default=256, metavar="N", help="images per batch (256)")
+    side = "side of a training image (224)"
+    add("--size", type=positive, default=224, metavar="PIXELS", help=side)
+    add("--channels", type=positive, default=3, metavar="N", help="channels of an image (3)")
+    add("--threads", type=positive, metavar="N", help="loader threads; default: one per core")
+    total = "total duration in seconds (10)"
+    add("--seconds", type=above_zero, default=10.0, metavar="S", help=total)
     loader.set_defaults(run_command=bench_loader)
 
 
 def bench_loader(options: argparse.Namespace) -> int:
     """Run `trainyard bench loader`. Returns the exit code."""
-    for name in ("batch", "size", "channels", "threads", "seconds"):
-        value = getattr(options, name)
-        if value is not None and value <= 0:
-            raise InputError(
-                "option.out-of-range", option=f"--{name}", value=value, allowed="a number above 0"
-            )
     found = measure(options, *_index_of(options.location))
     if options.json:
         print(json.dumps(found))
@@ -149,7 +139,8 @@ def advice(found: dict[str, Any]) -> str:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from trainyard.cli.printing import print_table, print_text, size
+    from trainyard.cli.printing import print_table, print_text
+    from trainyard.printable import in_bytes
 
     threads = found["threads"]
     per_core = min(threads, found["cores"])
@@ -159,7 +150,7 @@ def _print(found: dict[str, Any]) -> None:
     rows = [[what, f"{rate:,.0f}", f"{rate / per_core:,.0f}"] for what, rate in rates.items()]
     path = found["path"] or "not built"
     print_text(
-        f"{found['split']}: {found['samples']:,} samples of {size(found['bytes_per_image'])}, "
+        f"{found['split']}: {found['samples']:,} samples of {in_bytes(found['bytes_per_image'])}, "
         f"{found['format']}; threads {threads}, cores {found['cores']}, extension {path}, "
         f"left to the libraries {found['fallback']:.1%}"
     )

@@ -10,6 +10,7 @@ from trainyard.cli.train import config_of, run_folder
 from trainyard.distributed import discover
 from trainyard.errors import InputError
 from trainyard.parent import end_with_launcher
+from trainyard.printable import how_many
 
 if TYPE_CHECKING:
     from trainyard.config import RunConfig
@@ -90,15 +91,12 @@ def _print(findings: "Findings") -> None:
 
 
 def _sentence(findings: "Findings") -> str:
-    where = f"{_count(findings.num_ranks, 'rank')} on {_count(findings.num_machines, 'machine')}"
-    warnings = _count(sum(row.verdict == "warn" for row in findings.rows), "warning")
+    machines = how_many(findings.num_machines, "machine")
+    where = f"{how_many(findings.num_ranks, 'rank')} on {machines}"
+    warnings = how_many(sum(row.verdict == "warn" for row in findings.rows), "warning")
     if findings.verdict == "ok":
         return f"{where}: nothing is wrong."
     if findings.verdict == "warn":
         return f"{where}: {warnings}: this will train, but slowly or at a risk."
     failed = ", ".join(row.what for row in findings.rows if row.verdict == "fail")
     return f"{where}: not fit to train on ({failed}); {warnings}."
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count:,} {what}" + ("" if count == 1 else "s")

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainyard.cli.options import above_zero, loading, number, positive
-from trainyard.cli.printing import print_table, print_text, size
+from trainyard.cli.printing import print_table, print_text
 from trainyard.errors import InputError
 from trainyard.files import check_run
-from trainyard.printable import in_millions
+from trainyard.printable import how_many, in_bytes, in_millions
 
 if TYPE_CHECKING:
     from trainyard.config import RunConfig
@@ -131,7 +131,7 @@ def _print(
         "time": [_time(each.hours.likely) for each in estimates],
         "from .. to": [_span(each.hours.low, each.hours.high) for each in estimates],
         "images/s": [f"{each.images_per_s:,.0f}" for each in estimates],
-        "memory": [size(each.memory.total) for each in estimates],
+        "memory": [in_bytes(each.memory.total) for each in estimates],
         "USD": [f"{each.cost:,.2f}" for each in estimates if each.cost is not None],
         "bound by": [each.bound if each.memory.fits else "too large" for each in estimates],
     }
@@ -146,13 +146,13 @@ def _details(
     from trainyard.estimate.estimate import RANGE
     from trainyard.hardware import prices_of
 
-    gpus, measured = _gpus(estimate.gpus), cluster.measured
+    gpus, measured = how_many(estimate.gpus, "GPU"), cluster.measured
     yield _memory(estimate)
     reached = "" if estimate.mfu is None else f" {gpus}: {estimate.mfu:.0%} of the peak FLOP/s."
     if measured:
         yield (
-            f"Speed: {measured.rate:,.0f} images/s on each of {_gpus(measured.gpus)}, measured "
-            f"without waits for data.{reached} From .. to: four fifths of its "
+            f"Speed: {measured.rate:,.0f} images/s on each of {how_many(measured.gpus, 'GPU')}, "
+            f"measured without waits for data.{reached} From .. to: four fifths of its "
             f"{measured.num_reports:,} reports."
         )
     elif cluster.device is not None:
@@ -171,7 +171,7 @@ def _details(
     else:
         yield (
             f"Network: {options.network:g} Gbit/s out of a node of 8; "
-            f"{size(workload.sizes.gradients)} of gradients."
+            f"{in_bytes(workload.sizes.gradients)} of gradients."
         )
     if cluster.price_per_hour is not None:
         source = "yours" if options.price is not None else f"a round price of {prices_of()}"
@@ -181,8 +181,9 @@ def _details(
 
 def _memory(estimate: "Estimate") -> str:
     memory = estimate.memory
-    parts = ", ".join(f"{name} {size(part)}" for name, part in memory.parts.items() if part)
-    line = f"Memory, on {_gpus(estimate.gpus)}: {parts} of {memory.micro:,} images at a time"
+    parts = ", ".join(f"{name} {in_bytes(part)}" for name, part in memory.parts.items() if part)
+    gpus = how_many(estimate.gpus, "GPU")
+    line = f"Memory, on {gpus}: {parts} of {memory.micro:,} images at a time"
     if memory.micro < estimate.share:
         line += f", of {estimate.share:,} in a step"
     return line + ("." if memory.largest is None else f"; {memory.largest:,} would fit.")
@@ -212,10 +213,6 @@ def _as_json(
 
 def _counts(text: str) -> list[int]:
     return sorted({positive(part.strip()) for part in text.split(",")})
-
-
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count:,} GPUs"
 
 
 def _time(hours: float) -> str:

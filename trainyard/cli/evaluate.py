@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainyard.api import EVALUATED, check_evaluated, evaluation_recipe
+from trainyard.api import EVALUATED, evaluation_recipe
 from trainyard.cli.options import add_ema, add_views, check_suffix, check_target, loading, positive
-from trainyard.cli.printing import print_text, result_console, write_csv
+from trainyard.cli.printing import empty_table, naming, print_text, result_console, write_csv
 from trainyard.distributed import discover
 from trainyard.errors import InputError
 from trainyard.files import finite
+from trainyard.printable import how_many
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -105,15 +106,12 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 def evaluate(options: argparse.Namespace) -> int:
     """Run `trainyard evaluate`. Returns the exit code."""
-    check_evaluated(options.overrides)
     check_suffix(options.predictions, "--predictions", ".csv")
     check_suffix(options.suspects, "--suspects", ".csv")
-    check_target(options)
+    run_folder, checkpoint = check_target(options)
     from trainyard.data.index.merge import validation_splits
-    from trainyard.files import find_checkpoint
     from trainyard.monitor.terminal import EscapingConsole
 
-    run_folder, checkpoint = find_checkpoint(Path(options.target))
     config = evaluation_recipe(run_folder, options.overrides)
     data = tuple(validation_splits(options.data)) if options.data else None
     with loading():
@@ -155,12 +153,10 @@ def as_json(
     result: "DataSetResult", num_classes: int | None, num_confusions: int | None
 ) -> dict[str, Any]:
     """A result with its worst classes and most frequent confusions; None leaves them out."""
-    from trainyard.training.reliability import Bin, reliability
-
     tree = result.as_dict()
     for prefix, columns in result.predictions.items():
         if not _has_lists(result):
-            tree[f"{prefix}reliability"] = [Bin._asdict(row) for row in reliability(columns)]
+            tree[f"{prefix}reliability"] = _reliability(columns)
         if num_classes is not None:
             tree[f"{prefix}per_class"] = _classes(result, columns, num_classes)
         if num_confusions is not None and not _has_lists(result):
@@ -201,6 +197,12 @@ def _confusions(
     ]
 
 
+def _reliability(columns: "Predictions") -> list[dict[str, Any]]:
+    from trainyard.training.reliability import reliability
+
+    return [row._asdict() for row in reliability(columns)]
+
+
 # --- on a terminal ---
 
 
@@ -226,14 +228,14 @@ def print_result(
         rows = _classes(result, columns, num_classes)
         print_text(f"\nThe {len(rows)} worst of {len(result.classes):,} classes ({of})")
         keys = [key for key in _OF_CLASSES if rows and key in rows[0]]
-        table = _table(["class"], ["samples", *(_OF_CLASSES[key] for key in keys)])
+        table = empty_table("class", ">samples", *(f">{_OF_CLASSES[key]}" for key in keys))
         for row in rows:
             shares = (f"{row[key]:.1%}" for key in keys)
             table.add_row(row["class"], f"{row['samples']:,}", *shares)
         console.print(table)
     if num_confusions is not None and not _has_lists(result):
         print_text(f"\nThe most frequent wrong guesses ({of})")
-        table = _table(["class", "taken for"], ["samples"])
+        table = empty_table("class", "taken for", ">samples")
         for row in _confusions(result, columns, num_confusions):
             table.add_row(row["class"], row["guess"], f"{row['samples']:,}")
         console.print(table)
@@ -246,18 +248,6 @@ def _best(result: "DataSetResult") -> str:
     return max(result.predictions, key=lambda prefix: float(tree[f"{prefix}{key}"]))
 
 
-def _table(texts: list[str], numbers: list[str]) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in texts:
-        table.add_column(name, overflow="fold")
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
 def _overview(tree: dict[str, Any], prefixes: list[str]) -> "Table":
     from trainyard.training.averages import label_of
 
@@ -265,7 +255,7 @@ def _overview(tree: dict[str, Any], prefixes: list[str]) -> "Table":
     rest = {key: name for key, name in (("loss", "loss"), ("ece", "ECE")) if key in tree}
     again = ["new top-1"] if "reassessed" in tree else []
     numbers = ["samples", *(_SHARES[key] for key in shares), *rest.values(), *again]
-    table = _table(["data"], numbers)
+    table = empty_table("data", *(f">{name}" for name in numbers))
     for number, prefix in enumerate(prefixes):
         row = [
             f"{tree['samples']:,}",
@@ -283,15 +273,15 @@ def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
     from trainyard.training.averages import label_of
 
     where = tree["data"]
-    if "ema_decay" in tree and len(prefixes) > 1:
+    is_named = len(prefixes) > 1
+    which = {prefix: f"{label_of(prefix)} weights: " if is_named else "" for prefix in prefixes}
+    if "ema_decay" in tree and is_named:
         yield f"the best average of the run's last evaluation: EMA {tree['ema_decay']}"
     for prefix in (each for each in prefixes if f"{each}top1_interval" in tree):
         low, high = tree[f"{prefix}top1_interval"]
-        which = f"{label_of(prefix)} weights: " if len(prefixes) > 1 else ""
-        yield f"{which}95% interval of top-1 (Wilson): {low:.2%} to {high:.2%}"
+        yield f"{which[prefix]}95% interval of top-1 (Wilson): {low:.2%} to {high:.2%}"
     for prefix in (each for each in prefixes if f"{each}temperature" in tree):
-        which = f"{label_of(prefix)} weights: " if len(prefixes) > 1 else ""
-        yield f"{which}logits divided by the temperature {tree[f'{prefix}temperature']:g}"
+        yield f"{which[prefix]}logits divided by the temperature {tree[f'{prefix}temperature']:g}"
     if tree["flip"] or tree["scales"] != [1]:
         kind = "sigmoid" if "map" in tree else "softmax"
         mirrored = " and of its mirror image" if tree["flip"] else ""
@@ -302,8 +292,7 @@ def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
         of = f"{tree['classes']:,} of {tree['model_classes']:,} classes"
         yield f"{where}: guesses among its {of} alone"
     if tree["bad"]:
-        images = "image" if tree["bad"] == 1 else "images"
-        yield f"{where}: left out {tree['bad']:,} {images} that cannot be read"
+        yield f"{where}: left out {how_many(tree['bad'], 'image')} that cannot be read"
     for prefix in prefixes:
         if count := tree[f"{prefix}not_finite"]:
             weights = label_of(prefix)
@@ -319,7 +308,6 @@ def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
 def write_tables(folder: Path, result: "DataSetResult") -> None:
     """Write the tables of classes, of pairs of classes and of confidence, with a line for each."""
     from trainyard.training.averages import label_of
-    from trainyard.training.reliability import Bin, reliability
 
     tables: dict[str, list[dict[str, Any]]] = {"classes": []}
     for prefix, columns in result.predictions.items():
@@ -327,15 +315,11 @@ def write_tables(folder: Path, result: "DataSetResult") -> None:
         found = {"classes": _classes(result, columns, len(result.classes))}
         if not _has_lists(result):
             found["confusions"] = _confusions(result, columns, None, with_right=True)
-            found["reliability"] = [Bin._asdict(row) for row in reliability(columns)]
+            found["reliability"] = _reliability(columns)
         for name, rows in found.items():
             tables.setdefault(name, []).extend(where | row for row in rows)
-    try:
+    with naming("--tables", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            "option.file-unwritable", option="--tables", path=folder, reason=error.strerror
-        ) from None
     for name, rows in tables.items():
         head = [list(rows[0])] if rows else []
         write_csv("--tables", folder / f"{name}.csv", [*head, *(row.values() for row in rows)])

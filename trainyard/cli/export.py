@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainyard.cli.options import SECTIONS, add_checkpoint, check_overrides, check_target, loading
-from trainyard.cli.printing import print_text, size
+from trainyard.cli.printing import print_text
 from trainyard.errors import InputError
+from trainyard.printable import in_bytes
 
 if TYPE_CHECKING:
     from trainyard.export.export import Export
@@ -173,4 +174,4 @@ def _line(name: str, one: "Export", commit: str | None) -> str:
     largest = one.difference.largest
     same = f"logits differ by {largest:.1e} at most" if largest else "logits are the same"
     end = "" if commit is None else f"; {commit}"
-    return f"{name}: {size(one.bytes)}, {same} (on {on}){end}"
+    return f"{name}: {in_bytes(one.bytes)}, {same} (on {on}){end}"

@@ -67,16 +67,11 @@ def enlarging(text: str) -> tuple[float, ...]:
     return found
 
 
-def workers_of(options: argparse.Namespace) -> int:
-    """`--workers`, or a process for each core. InputError if there are none."""
-    if options.workers is None:
-        return usable_cores()
-    workers: int = options.workers
-    if workers < 1:
-        raise InputError(
-            "option.out-of-range", option="--workers", value=workers, allowed="1 or more"
-        )
-    return workers
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """Add the option --workers."""
+    about = "processes; default: one per core"
+    cores = usable_cores()
+    parser.add_argument("--workers", type=positive, default=cores, metavar="N", help=about)
 
 
 def check_suffix(path: str | None, option: str, *suffixes: str) -> None:
@@ -130,15 +125,15 @@ def add_views(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_target(options: argparse.Namespace, others: Sequence[str] = ()) -> None:
-    """CheckpointError, before torch is loaded, unless there is a run or checkpoint to take.
+def check_target(options: argparse.Namespace, others: Sequence[str] = ()) -> tuple[Path, Path]:
+    """The run directory and the checkpoint to take, found before torch is loaded.
 
-    It suggests the command for a run among `others`, later arguments, and for data as the target.
+    CheckpointError if there is none. It suggests the command for a run among `others`, later
+    arguments, and for data as the target.
     """
     target, command = options.target, options.parser.prog
     try:
-        find_checkpoint(Path(target))
-        return
+        return find_checkpoint(Path(target))
     except CheckpointError as error:
         hint = ""
         for place, other in enumerate(others):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainyard.cli.options import (
     SECTIONS,
@@ -21,9 +21,10 @@ from trainyard.cli.options import (
     loading,
     positive,
 )
-from trainyard.cli.printing import print_text, result_console, write_csv, write_npz
+from trainyard.cli.printing import empty_table, naming, print_text, result_console, write_csv
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import InputError
+from trainyard.files import atomic_write
 from trainyard.printable import print_line, printable
 
 if TYPE_CHECKING:
@@ -307,7 +308,9 @@ def _write(predictions: Predictions) -> None:
             "offsets": np.array([row.location.get("offset", 0) for row in rows], np.int64),
             "classes": np.array([row.answer for row in rows]),
         }
-        write_npz("--embeddings", Path(options.embeddings), columns)
+        path = Path(options.embeddings)
+        with naming("--embeddings", path), atomic_write(path) as file:
+            np.savez(file, **columns)  # type: ignore[arg-type]  # allow_pickle is no array
     if options.duplicates:
         from trainyard.datasets.near_duplicates import MOST, near_duplicates
 
@@ -334,13 +337,9 @@ def _write_overlays(folder: Path, predictions: Predictions) -> None:
             if number not in guesses.bad:
                 image = predictions.classifier.overlay(bytes(reader.read(number)))
                 name = Path(images.name(number).partition("?")[0]).stem
-                try:
+                with naming("--cam", folder):
                     folder.mkdir(parents=True, exist_ok=True)
                     image.save(folder / f"{count:05}-{name}.png")
-                except OSError as error:
-                    raise InputError(
-                        "option.file-unwritable", option="--cam", path=folder, reason=error.strerror
-                    ) from None
             count += 1
 
 
@@ -390,14 +389,14 @@ def _print(predictions: Predictions, count: int, written: str | None) -> None:
 
 
 def _in_full(row: Row) -> "Table":
-    table = _table("class", ">probability", "")
+    table = empty_table("class", ">probability", "")
     for name, share in row.guesses:
         table.add_row(name, f"{share:.1%}", "█" * round(_BAR * share))
     return table
 
 
 def _one_by_one(rows: Sequence[Row]) -> "Table":
-    table = _table("image", "class", ">probability", "else")
+    table = empty_table("image", "class", ">probability", "else")
     for row in rows:
         others = row.guesses[int(row.answer == row.guesses[0].name) :]
         rest = ", ".join(f"{name} {share:.1%}" for name, share in others[:2])
@@ -414,20 +413,8 @@ def _counted(predictions: Predictions, images: int) -> "Table":
     found = dict(zip(names, counts.tolist(), strict=True))
     if predictions.options.unknown_below is not None:
         found = Counter(row.answer for row in predictions.rows() if not row.error)
-    table = _table("class", ">images", ">share")
+    table = empty_table("class", ">images", ">share")
     for name, count in sorted(found.items(), key=lambda each: -each[1]):
         if count:
             table.add_row(name, f"{count:,}", f"{count / images:.1%}")
-    return table
-
-
-def _table(*columns: str) -> "Table":
-    """An empty table; columns whose names begin with ">" are aligned on the right."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in columns:
-        side: Literal["right", "left"] = "right" if name.startswith(">") else "left"
-        table.add_column(name.removeprefix(">"), justify=side, overflow="fold")
     return table

@@ -2,31 +2,20 @@
 
 import csv
 import io
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainyard.errors import InputError
-from trainyard.files import atomic_write, write_text
-from trainyard.printable import in_bytes as size
+from trainyard.files import write_text
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
 _WIDE = 250  # columns
-
-__all__ = [
-    "as_cell",
-    "print_table",
-    "print_text",
-    "result_console",
-    "size",
-    "write_csv",
-    "write_npz",
-]
 
 
 def print_table(columns: list[str], rows: Sequence[Sequence["str | Text"]]) -> None:
@@ -39,6 +28,20 @@ def print_table(columns: list[str], rows: Sequence[Sequence["str | Text"]]) -> N
     for row in rows:
         table.add_row(*row)
     result_console().print(table)
+
+
+def empty_table(*columns: str) -> "Table":
+    """A table without rows; columns whose names begin with ">" hold numbers, on the right."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in columns:
+        if name.startswith(">"):
+            table.add_column(name[1:], justify="right", no_wrap=True)
+        else:
+            table.add_column(name, overflow="fold")
+    return table
 
 
 def print_text(*lines: str) -> None:
@@ -59,30 +62,19 @@ def result_console() -> "Console":
     return console
 
 
-def as_cell(value: Any) -> str:
-    """A value as text: strings as they are, others as JSON."""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def write_csv(option: str, path: Path, rows: Iterable[Iterable[object]]) -> None:
     """Write a table to a file; InputError, which names the option, if that fails."""
     text = io.StringIO(newline="")
     csv.writer(text).writerows(rows)
-    try:
+    with naming(option, path):
         write_text(path, text.getvalue(), errors="surrogateescape")
-    except OSError as error:
-        raise InputError(
-            "option.file-unwritable", option=option, path=path, reason=error.strerror
-        ) from None
 
 
-def write_npz(option: str, path: Path, arrays: "dict[str, NDArray[Any]]") -> None:
-    """Write NumPy arrays by name to a file; InputError, which names the option, if that fails."""
-    import numpy as np
-
+@contextmanager
+def naming(option: str, path: Path) -> Iterator[None]:
+    """Inside, the failure to write a file becomes an InputError that names the option for it."""
     try:
-        with atomic_write(path) as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]  # allow_pickle is no array
+        yield
     except OSError as error:
         raise InputError(
             "option.file-unwritable", option=option, path=path, reason=error.strerror

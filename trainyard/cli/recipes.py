@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainyard.cli.options import loading
-from trainyard.cli.printing import as_cell, print_table
+from trainyard.cli.printing import print_table
+from trainyard.printable import as_text
 
 if TYPE_CHECKING:
     from trainyard.config import RunConfig
@@ -54,7 +55,7 @@ def _print(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(rows))
     else:
-        print_table(list(rows[0]), [list(map(as_cell, row.values())) for row in rows])
+        print_table(list(rows[0]), [list(map(as_text, row.values())) for row in rows])
 
 
 def _keys() -> list[dict[str, Any]]:

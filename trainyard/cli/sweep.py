@@ -3,7 +3,6 @@
 import argparse
 import json
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
@@ -11,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainyard.cli.launch.common import num_devices
+from trainyard.cli.launch.common import num_devices, print_command
 from trainyard.cli.printing import print_text
 from trainyard.cli.runs import print_runs
 from trainyard.cli.train import OUTPUT_MODES, config_of
@@ -82,7 +81,8 @@ def sweep(options: argparse.Namespace) -> int:
     parent = Path(options.runs or Path("runs") / f"{Path(options.recipe).stem}-sweep")
     jobs = [_job(options, parent / run.name, run.overrides) for run in runs]
     if options.dry_run:
-        print("\n".join(without_secrets(shlex.join(job.command)) for job in jobs))
+        for job in jobs:
+            print_command(job.command)
         return 0
     is_left = [not _is_done(job.run, config) for job, config in zip(jobs, configs, strict=True)]
     left = [job for job, is_open in zip(jobs, is_left, strict=True) if is_open]

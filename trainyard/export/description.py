@@ -1,6 +1,5 @@
 """The properties and inputs of an exported model, written into every file and its card."""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +19,7 @@ from trainyard.image_size import ImageSize, height_width
 from trainyard.installation import VERSION
 from trainyard.monitor.outcome import METRICS
 from trainyard.own_code import is_own
+from trainyard.printable import as_text
 from trainyard.training import checkpoint
 from trainyard.training.averages import prefix_of
 
@@ -117,10 +117,7 @@ class Description:
             "evaluation": self.evaluation,
             "versions": self.versions,
         }
-        return {
-            key: value if isinstance(value, str) else json.dumps(value)
-            for key, value in values.items()
-        }
+        return {key: as_text(value) for key, value in values.items()}
 
 
 def describe(classifier: Classifier, license: str | None = None) -> Description:

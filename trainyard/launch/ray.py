@@ -30,6 +30,7 @@ from trainyard.launch.exit_codes import (
 from trainyard.launch.job import Job, passed_on
 from trainyard.launch.output import take_any_text
 from trainyard.launch.signals import handling, stopped_by
+from trainyard.printable import how_many
 from trainyard.world import usable_cores
 
 _CONNECT_S = 10
@@ -278,4 +279,4 @@ def _bundle(options: RayOptions) -> dict[str, int]:
 
 def _words(resources: Mapping[str, float]) -> str:
     cpus, gpus = (int(resources.get(name, 0)) for name in ("CPU", "GPU"))
-    return f"{cpus} CPU{'s' * (cpus != 1)}, {gpus} GPU{'s' * (gpus != 1)}"
+    return f"{how_many(cpus, 'CPU')}, {how_many(gpus, 'GPU')}"

@@ -6,6 +6,7 @@ from typing import Any
 
 from trainyard.errors import Stopped
 from trainyard.monitor.history import PROBE, score
+from trainyard.printable import how_many
 
 METRICS = {
     "top1": "top-1",
@@ -20,7 +21,7 @@ METRICS = {
 
 def without_better(stale: int, best_by: str) -> str:
     """Why a run ends early, in words, after `stale` evaluations without a better one."""
-    return f"no better {METRICS[best_by]} in {stale} evaluation{'s' * (stale > 1)} (run.patience)"
+    return f"no better {METRICS[best_by]} in {how_many(stale, 'evaluation')} (run.patience)"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Reports of a run: flat dicts whose "kind" is train, val or event, and their destinations."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -78,22 +78,3 @@ class JsonLinesSink:
 
     def close(self) -> None:
         pass
-
-
-class Sinks:
-    """Several sinks as one; empty on every rank but the first."""
-
-    def __init__(self, sinks: Iterable[Sink]) -> None:
-        self._sinks = list(sinks)
-
-    def write(self, report: Report) -> None:
-        for sink in self._sinks:
-            sink.write(report)
-
-    def show_evaluation(self, count: int, total: int) -> None:
-        for sink in self._sinks:
-            sink.show_evaluation(count, total)
-
-    def close(self) -> None:
-        for sink in self._sinks:
-            sink.close()

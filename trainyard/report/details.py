@@ -1,13 +1,12 @@
 """Sections on events, unreadable images, environment and recipes of runs."""
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainyard.compare import PRACTICAL
 from trainyard.data.storage.credentials import without_secrets
-from trainyard.printable import duration
+from trainyard.printable import as_text, duration, how_many
 from trainyard.report.markup import Child, Html, about, join, table, tag
 from trainyard.report.runs import Group, Run, counted, differences, number
 
@@ -66,7 +65,7 @@ def _latest(
 ) -> Html:
     """A table of the last rows of each run; a single run has no column of names."""
     count, share = sum(map(len, rows.values())), max(_ROWS // len(rows), 1)
-    caption = f"{count:,} {what}{'' if count == 1 else 's'}"
+    caption = how_many(count, what)
     if any(len(of_run) > share for of_run in rows.values()):
         each = " of each run" if len(rows) > 1 else ""
         caption = f"The last {share}{each}, of {caption}"
@@ -133,6 +132,4 @@ def differences_section(runs: Sequence[Run]) -> Html:
 
 
 def _text(value: Any) -> str:
-    if value is None:
-        return "\N{EM DASH}"
-    return without_secrets(value if isinstance(value, str) else json.dumps(value))
+    return "\N{EM DASH}" if value is None else without_secrets(as_text(value))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from statistics import fmean
 
 from trainyard.monitor.reports import Report
 from trainyard.report.runs import Run, number
@@ -20,25 +21,22 @@ def findings(run: Run) -> list[str]:
     return [*_at_chance(run, last), *_gap(run, last)]
 
 
-def training_before(run: Run, evaluation: Report) -> tuple[float, float] | None:
-    """Mean training loss and top-1 since the evaluation before, or over the last epoch if shorter.
+def _training_before(run: Run, evaluation: Report) -> float | None:
+    """Mean training top-1 since the evaluation before, or over the last epoch if shorter.
 
     None without a report in that time.
     """
     before = [r["step"] for r in run.history.val if r["step"] < evaluation["step"]]
     start = max(before, default=0)
     last = number(evaluation, "epoch") or 0.0
-    rows = [
-        (loss, top1)
+    found = [
+        top1
         for report in run.history.train
         if start < report["step"] <= evaluation["step"]
         and (number(report, "epoch") or 0.0) > last - 1
-        and (loss := number(report, "loss")) is not None
         and (top1 := number(report, "top1")) is not None
     ]
-    if not rows:
-        return None
-    return sum(loss for loss, _ in rows) / len(rows), sum(top1 for _, top1 in rows) / len(rows)
+    return fmean(found) if found else None
 
 
 def _at_chance(run: Run, last: Report) -> Iterator[str]:
@@ -61,11 +59,11 @@ def _at_chance(run: Run, last: Report) -> Iterator[str]:
 
 
 def _gap(run: Run, last: Report) -> Iterator[str]:
-    before = training_before(run, last)
+    before = _training_before(run, last)
     accuracies = [of for key in ("top1", "ema_top1") if (of := number(last, key)) is not None]
-    if before and accuracies and before[1] - max(accuracies) > _FAR_ABOVE:
+    if before is not None and accuracies and before - max(accuracies) > _FAR_ABOVE:
         yield (
-            f"Training accuracy is {before[1]:.1%}, validation accuracy {max(accuracies):.1%}: the "
+            f"Training accuracy is {before:.1%}, validation accuracy {max(accuracies):.1%}: the "
             "model overfits, labels differ, or images or statistics do."
         )
 

@@ -1,6 +1,6 @@
 """Confusion matrix and reliability diagram of a run's saved predictions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from numpy.typing import NDArray
@@ -78,9 +78,20 @@ def _diagram(rows: list[Bin]) -> Html:
         place = {"x": _SIDE * row.low + 0.5, "y": _SIDE - high, "width": width, "height": high}
         bars.append(tag("rect", tag("title", tip), **place, class_="bar"))
     diagonal = tag("line", x1=0, y1=_SIDE, x2=_SIDE, y2=0, class_="diagonal")
-    label = "Reliability diagram: share of right guesses by confidence"
-    frame = {"viewBox": f"0 0 {_SIDE} {_SIDE}", "preserveAspectRatio": "none"}
-    svg = tag("svg", *bars, diagonal, **frame, role="img", aria_label=label)
-    caption = "Right guesses by confidence, 0 to 100%; calibrated, bars end at the line"
+    return drawing(
+        [*bars, diagonal],
+        (_SIDE, _SIDE),
+        label="Reliability diagram: share of right guesses by confidence",
+        caption="Right guesses by confidence, 0 to 100%; calibrated, bars end at the line",
+        class_="wide reliability",
+    )
+
+
+def drawing(
+    shapes: Iterable[Html], size: tuple[int, int], *, label: str, caption: str, class_: str = "wide"
+) -> Html:
+    """Shapes in a box of a width and a height, over a scale from 0 to 100%."""
+    frame = {"viewBox": f"0 0 {size[0]} {size[1]}", "preserveAspectRatio": "none"}
+    svg = tag("svg", *shapes, **frame, role="img", aria_label=label)
     scale = tag("div", *(tag("span", f"{share}%") for share in range(0, 101, 20)), class_="scale")
-    return tag("figure", tag("figcaption", caption), svg, scale, class_="wide reliability")
+    return tag("figure", tag("figcaption", caption), svg, scale, class_=class_)

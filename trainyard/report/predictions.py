@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.report.judgement import confidence_section, matrix
+from trainyard.report.judgement import confidence_section, drawing, matrix
 from trainyard.report.markup import Child, Html, about, join, switch, table, tag
 from trainyard.report.pictures import Album
 from trainyard.report.runs import Run
@@ -115,17 +115,8 @@ def _histogram(top1: NDArray[np.float64]) -> Html:
         place = {"x": n + 0.04, "y": max(counts) - count, "width": 0.92, "height": count}
         bars.append(tag("rect", tip, **place, class_="bar"))
     label = f"Classes by top-1 accuracy: {int((top1 < 0.5).sum())} of {len(top1)} below 50%"
-    frame = {"viewBox": f"0 0 {_BINS} {max(counts)}", "preserveAspectRatio": "none"}
-    return tag(
-        "figure",
-        tag(
-            "figcaption",
-            f"Number of classes by their top-1 accuracy; the highest bar has {max(counts):,}",
-        ),
-        tag("svg", *bars, **frame, role="img", aria_label=label),
-        tag("div", *(tag("span", f"{share}%") for share in range(0, 101, 20)), class_="scale"),
-        class_="wide",
-    )
+    caption = f"Number of classes by their top-1 accuracy; the highest bar has {max(counts):,}"
+    return drawing(bars, (_BINS, max(counts)), label=label, caption=caption)
 
 
 # --- errors ---

@@ -1,11 +1,11 @@
 """Run directories, also of unfinished runs, and groups of runs that repeat one another."""
 
 import math
+import os
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,39 +37,38 @@ class Run:
     recipe_text: str  # "" if there is none
     recipe: dict[str, Any]  # by section.key
     environment: dict[str, Any]
-    quarantine: list[dict[str, Any]]
-    recorded: Recorded | None
-    classes: tuple[str, ...]  # () until a checkpoint names them
-    parameters: int | None
+    quarantine: tuple[dict[str, Any], ...] = ()
+    recorded: Recorded | None = None
+    classes: tuple[str, ...] = ()  # until a checkpoint names them
+    parameters: int | None = None
     notes: tuple[str, ...] = ()
     """Missing parts, with reasons."""
 
     @property
     def steps(self) -> int:
         """Number of steps, as far as reported."""
-        return max((report["step"] for report in self._last()), default=0)
+        return int(self._furthest("step"))
 
     @property
     def seconds(self) -> float:
         """Seconds of the whole run, over all restarts."""
-        return max((number(report, "time") or 0.0 for report in self._last()), default=0.0)
+        return self._furthest("time")
 
     @property
     def epoch(self) -> float:
-        return max((number(report, "epoch") or 0.0 for report in self._last()), default=0.0)
+        return self._furthest("epoch")
 
-    def _last(self) -> list[Report]:
-        return [*self.history.train[-1:], *self.history.val[-1:]]
+    def _furthest(self, key: str) -> float:
+        last = [*self.history.train[-1:], *self.history.val[-1:]]
+        return max((number(report, key) or 0.0 for report in last), default=0.0)
 
     def share_done(self) -> float | None:
         """Share of `run.length` that is done, 0 to 1; None if not known."""
         amount, unit = amount_of(str(self.recipe.get("run.length", ""))) or (0, "")
-        samples = max((number(report, "samples") or 0.0 for report in self._last()), default=0.0)
-        done = {"step": float(self.steps), "epoch": self.epoch, "sample": samples}
-        try:
-            return min(done[unit] / float(amount), 1.0)
-        except (KeyError, ZeroDivisionError):
+        if not amount or unit == "%":
             return None
+        done = self._furthest("samples" if unit == "sample" else unit)
+        return min(done / float(amount), 1.0)
 
     @property
     def ended_early(self) -> bool:
@@ -90,13 +89,13 @@ def number(report: Report, key: str) -> float | None:
 
 
 def read_runs(folders: list[Path]) -> list[Run]:
-    """The runs, with the shortest unique names. InputError if a folder is no run directory."""
+    """The runs, with the shortest unique names.
+
+    InputError if a folder is no run directory, or given twice.
+    """
     for folder in folders:
         check_run(folder)
     names = _names([folder.resolve() for folder in folders])
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InputError("report.run-given-twice", name=twice)
     return [_read(folder, name) for folder, name in zip(folders, names, strict=True)]
 
 
@@ -106,52 +105,46 @@ def read_brief(path: Path, name: str) -> Run:
     InputError for a folder that is no run directory, or for a file that is not Trainyard's.
     """
     check_run(path)
-    folder = RunDirectory(path)
-    has_reports = folder.metrics.exists()
+    return _outline(RunDirectory(path), name, is_brief=True)
+
+
+def _outline(folder: RunDirectory, name: str, *, is_brief: bool) -> Run:
+    history = History([], [], [])
+    if folder.metrics.exists():
+        history = read_history(folder.metrics, is_brief=is_brief)
     text = folder.recipe.read_text("utf-8", "replace") if folder.recipe.exists() else ""
-    return Run(
-        folder=folder,
-        name=name,
-        history=read_history(folder.metrics, is_brief=True) if has_reports else History([], [], []),
-        recipe_text=text,
-        recipe=_flat(folder.recipe, text),
-        environment=_json(folder.environment),
-        quarantine=[],
-        recorded=None,
-        classes=(),
-        parameters=None,
-    )
-
-
-def _names(paths: list[Path]) -> list[str]:
-    """The last parts of each path, as many as make all names unique."""
-    most = max(len(path.parts) for path in paths)
-    for count in range(1, most + 1):
-        names = ["/".join(path.parts[-count:]) for path in paths]
-        if len(set(names)) == len(names):
-            return names
-    return [str(path) for path in paths]
-
-
-def _read(path: Path, name: str) -> Run:
-    folder, notes = RunDirectory(path), []
-    history = read_history(folder.metrics) if folder.metrics.exists() else History([], [], [])
-    text = folder.recipe.read_text("utf-8", "replace") if folder.recipe.exists() else ""
-    try:
-        recorded = load_recorded(folder.predictions)
-    except DataError as error:
-        recorded = None
-        notes.append(str(error))
-    environment = _json(folder.environment)
-    damaged = [key for key, value in environment.items() if _is_other(key, value)]
-    notes += [f"{folder.environment}: {key} is damaged, and left out" for key in damaged]
     return Run(
         folder=folder,
         name=name,
         history=history,
         recipe_text=text,
         recipe=_flat(folder.recipe, text),
-        environment={key: environment[key] for key in environment if key not in damaged},
+        environment=_json(folder.environment),
+    )
+
+
+def _names(paths: list[Path]) -> list[str]:
+    """The last parts of each path, as many as make all names unique."""
+    for count in range(1, max(len(path.parts) for path in paths) + 1):
+        names = [str(Path(*path.parts[-count:])) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    raise InputError("report.run-given-twice", name=max(names, key=names.count))
+
+
+def _read(path: Path, name: str) -> Run:
+    folder, notes = RunDirectory(path), []
+    run = _outline(folder, name, is_brief=False)
+    try:
+        recorded = load_recorded(folder.predictions)
+    except DataError as error:
+        recorded = None
+        notes.append(str(error))
+    damaged = [key for key, value in run.environment.items() if _is_other(key, value)]
+    notes += [f"{folder.environment}: {key} is damaged, and left out" for key in damaged]
+    return replace(
+        run,
+        environment={key: of for key, of in run.environment.items() if key not in damaged},
         quarantine=_lines(folder.quarantine),
         recorded=recorded,
         classes=_classes(folder),
@@ -186,7 +179,7 @@ def _is_other(key: str, value: Any) -> bool:
     return value is not None and not isinstance(value, _ENVIRONMENT.get(key, str | float | int))
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path: Path) -> tuple[dict[str, Any], ...]:
     """The objects in a JSON lines file, without an incomplete last line."""
     found = []
     for line in path.read_text("utf-8", "replace").splitlines() if path.exists() else ():
@@ -194,7 +187,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
             found.append(json_object(line))
         except ValueError:
             continue
-    return found
+    return tuple(found)
 
 
 def _checkpoint_file(folder: RunDirectory, name: str) -> Path | None:
@@ -277,17 +270,11 @@ def _repeat(run: Run) -> list[Any]:
 def _name(runs: list[Run]) -> str:
     if len(runs) == 1:
         return runs[0].name
-    common = _common([run.name for run in runs]).rstrip("0123456789")
-    common = common.removesuffix("seed").rstrip("-_./= ")
+    common = os.path.commonprefix([run.name for run in runs])  # noqa: RUF071  # by letters
+    common = common.rstrip("0123456789").removesuffix("seed").rstrip("-_./= ")
     seeds, folds = (len({str(run.recipe.get(key)) for run in runs}) for key in REPEATS)
     what = "folds" if seeds == 1 else "seeds" if folds == 1 else "seeds and folds"
     return f"{common or f'{runs[0].name} … {runs[-1].name}'} ({len(runs)} {what})"
-
-
-def _common(names: list[str]) -> str:
-    """The common prefix of all names."""
-    columns = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
-    return "".join(letters[0] for letters in columns)
 
 
 def differences(runs: Iterable[Run]) -> list[tuple[str, list[Any]]]:

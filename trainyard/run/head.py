@@ -19,7 +19,7 @@ from trainyard.image_size import height_width
 from trainyard.model.weights import pixels_in
 from trainyard.monitor.outcome import METRICS
 from trainyard.monitor.reports import Report
-from trainyard.printable import epochs_in_all, in_millions
+from trainyard.printable import epochs_in_all, how_many, in_millions
 from trainyard.run.pretrained import Beginning
 from trainyard.world import World, usable_cores
 
@@ -59,11 +59,11 @@ def head(
 
 
 def _device(config: RunConfig, world: World, device: torch.device) -> str:
-    name = f"CPU, {_count(usable_cores(), 'core')}"
+    name = f"CPU, {how_many(usable_cores(), 'core')}"
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     nodes = f" on {world.num_nodes} nodes" if world.num_nodes > 1 else ""
-    return f"{name}; {_count(world.size, 'rank')}{nodes}; {config.batch.precision}"
+    return f"{name}; {how_many(world.size, 'rank')}{nodes}; {config.batch.precision}"
 
 
 def _model(config: RunConfig, model: nn.Module, begun: Beginning) -> str:
@@ -110,14 +110,14 @@ def _splits(config: RunConfig, data: Datasets, course: Course) -> dict[str, str]
     else:
         share = _places(val.locations)
     return {
-        "train": f"{_count(len(data.train), 'image')}: {_places(train.locations)}{drawn}",
-        "validate": f"{_count(len(data.val), 'image')}: {share}",
+        "train": f"{how_many(len(data.train), 'image')}: {_places(train.locations)}{drawn}",
+        "validate": f"{how_many(len(data.val), 'image')}: {share}",
     }
 
 
 def _places(locations: str | tuple[str, ...] | None) -> str:
     first, *rest = (locations,) if isinstance(locations, str) else locations or ("",)
-    return f"{first} and {_count(len(rest), 'other')}" if rest else first
+    return f"{first} and {how_many(len(rest), 'other')}" if rest else first
 
 
 def _batch(course: Course, world: World) -> str:
@@ -134,13 +134,13 @@ def _length(config: RunConfig, course: Course) -> str:
     warmup = math.ceil(course.at(config.schedule.warmup))
     rise = f", the first {warmup:,} of them warm-up" if warmup else ""
     if warmup >= course.num_steps:
-        rise = f", all of a warm-up of {_count(warmup, 'step')}"
+        rise = f", all of a warm-up of {how_many(warmup, 'step')}"
     epochs = epochs_in_all(course.epoch(course.num_steps))
     end = ""
     if patience := config.run.patience:
         better = f"a better {METRICS[config.run.best_by]}"
-        end = f"; fewer after {_count(patience, 'evaluation')} without {better}"
-    return f"{_count(course.num_steps, 'step')}, {epochs} epochs{rise}{end}"
+        end = f"; fewer after {how_many(patience, 'evaluation')} without {better}"
+    return f"{how_many(course.num_steps, 'step')}, {epochs} epochs{rise}{end}"
 
 
 def _remarks(config: RunConfig, data: Datasets, course: Course, begun: Beginning) -> Iterator[str]:
@@ -156,7 +156,7 @@ def _remarks(config: RunConfig, data: Datasets, course: Course, begun: Beginning
     if batch > images:
         yield (
             f"a batch of {batch:,} is {batch / images:.3g} passes over the "
-            f"{_count(images, 'image')} of an epoch: take a smaller batch.size"
+            f"{how_many(images, 'image')} of an epoch: take a smaller batch.size"
         )
     steps, warmup = course.num_steps, math.ceil(course.at(config.schedule.warmup))
     if warmup >= steps:
@@ -165,14 +165,10 @@ def _remarks(config: RunConfig, data: Datasets, course: Course, begun: Beginning
             "schedule.warmup"
         )
     if steps < _FEW_STEPS:
-        yield f"{_count(steps, 'step')} in all: take a longer run.length, or a smaller batch.size"
+        yield f"{how_many(steps, 'step')} in all: take a longer run.length, or a smaller batch.size"
     if len(data.val) < _FEW_IMAGES:
         points = 196 * (0.25 / max(len(data.val), 1)) ** 0.5
         yield (
-            f"{_count(len(data.val), 'validation image')}: an accuracy of 50% is known to "
+            f"{how_many(len(data.val), 'validation image')}: an accuracy of 50% is known to "
             f"within {points:.0f} points (95%)"
         )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,6 +1,6 @@
 """Destinations of a run's reports: console, metrics.jsonl and trackers."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ from trainyard.installation import install_hint
 from trainyard.monitor.config import WatchConfig
 from trainyard.monitor.console import ConsoleSink
 from trainyard.monitor.outcome import Outcome
-from trainyard.monitor.reports import JsonLinesSink, Report, Sink, Sinks
+from trainyard.monitor.reports import JsonLinesSink, Report, Sink
 from trainyard.monitor.trackers.mlflow import MlflowTracker
 from trainyard.monitor.trackers.tensorboard import TensorboardTracker
 from trainyard.monitor.trackers.tracker import Guarded, Tracker
@@ -25,24 +25,29 @@ from trainyard.world import World, together
 _BEGINNING: Report = {"step": 0, "epoch": 0.0, "samples": 0, "time": 0.0}
 
 
-class Loggers(Sinks):
+class Loggers:
     """Trainyard's own sinks first, then trackers, which run on the first rank alone."""
 
-    def __init__(self, sinks: Iterable[Sink] = (), trackers: Iterable[Tracker] = ()) -> None:
-        super().__init__(sinks)
-        self._trackers = list(trackers)
+    def __init__(self, sinks: Sequence[Sink] = (), trackers: Sequence[Tracker] = ()) -> None:
+        self._sinks, self._trackers = sinks, trackers
+        self._all: tuple[Sink | Tracker, ...] = (*sinks, *trackers)
         self._place = _BEGINNING
 
     def write(self, report: Report) -> None:
         self._place = {key: report[key] for key in _BEGINNING}
-        super().write(report)
-        for tracker in self._trackers:
-            tracker.write(report)
+        for each in self._all:
+            each.write(report)
+
+    def show_evaluation(self, count: int, total: int) -> None:
+        """Show that an evaluation has seen `count` of `total` samples."""
+        for sink in self._sinks:
+            sink.show_evaluation(count, total)
 
     def warn(self, message: str) -> None:
         """Report a tracker's problem to Trainyard's own sinks alone."""
         event = {"kind": "event", "event": "tracker", "level": "warning", "message": message}
-        super().write(event | self._place)
+        for sink in self._sinks:
+            sink.write(event | self._place)
 
     def concluded(self, outcome: Outcome) -> Outcome:
         """Notify trackers if the run is complete, not just stopped."""
@@ -51,9 +56,9 @@ class Loggers(Sinks):
         return outcome
 
     def close(self) -> None:
-        super().close()  # first, so that output of trackers cannot mix with the live lines
-        for tracker in self._trackers:
-            tracker.close()
+        # Sinks first, so that output of trackers cannot mix with the live lines.
+        for each in self._all:
+            each.close()
 
 
 def check_trackers(watch: WatchConfig, world: World) -> None:

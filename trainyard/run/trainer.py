@@ -23,7 +23,7 @@ from trainyard.monitor.history import ENDED_EARLY, FAILED, PROBE, score
 from trainyard.monitor.meters import Meter
 from trainyard.monitor.outcome import Outcome, without_better
 from trainyard.monitor.profiler import profiling
-from trainyard.monitor.reports import JsonLinesSink, Report, Reporter, Sinks
+from trainyard.monitor.reports import JsonLinesSink, Report, Reporter
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.run.build import (
     build_ema,
@@ -37,7 +37,7 @@ from trainyard.run.build import (
 from trainyard.run.evaluation import predict
 from trainyard.run.head import head
 from trainyard.run.labels import has_lists, labels_of
-from trainyard.run.loggers import open_loggers
+from trainyard.run.loggers import Loggers, open_loggers
 from trainyard.run.metrics import ideal_seconds, open_quarantine, with_bounds
 from trainyard.run.parts import Parts, build_parts
 from trainyard.run.resume import claim_directory, conditions, resume, roll_back, startup_facts
@@ -107,7 +107,7 @@ class Trainer:
     A part that the recipe leaves out does nothing; none is missing.
     """
 
-    def __init__(self, parts: Parts, sinks: Sinks, watchdog: Watchdog) -> None:
+    def __init__(self, parts: Parts, sinks: Loggers, watchdog: Watchdog) -> None:
         config, world, course = parts.config, parts.world, parts.course
         self.parts, self.config, self.world, self.course = parts, config, world, course
         self.sinks, self.watchdog, self.heartbeat = sinks, watchdog, watchdog.heartbeat

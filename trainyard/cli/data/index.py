@@ -25,7 +25,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def add_location(parser: argparse.ArgumentParser) -> None:
-    """Add the argument LOCATION."""
+    """Add the argument LOCATION and the option --json."""
     parser.add_argument(
         "location",
         metavar="LOCATION",

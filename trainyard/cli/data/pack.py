@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainyard.cli.options import workers_of
-from trainyard.data.storage.location import take_secrets
+from trainyard.cli.data.index import add_location
+from trainyard.cli.data.packed import print_packed
+from trainyard.cli.options import add_workers
 from trainyard.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,12 +31,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard data pack` to its parser."""
-    parser.add_argument(
-        "location",
-        metavar="LOCATION",
-        type=take_secrets,
-        help="a folder, a file, shards or a URL",
-    )
+    add_location(parser)
     parser.add_argument("destination", metavar="DESTINATION", help="folder to create")
     parser.add_argument(
         "--format",
@@ -60,7 +56,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the order and of --classes N")
     parser.add_argument("--no-shuffle", action="store_true", help="keep the stored order of train")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
+    add_workers(parser)
     parser.add_argument(
         "--part",
         type=_part,
@@ -68,14 +64,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="write one of N shares of the shards, on machines that share DESTINATION; then, once "
         "all are done, give the command without --part",
     )
-    parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.set_defaults(run_command=data_pack)
 
 
 def _add_recoding(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        *("--short", "--short-side"),
-        dest="short_side",
+        "--short",
         type=int,
         metavar="PIXELS",
         help="resize larger images to this short side, antialiased",
@@ -95,7 +89,6 @@ def data_pack(options: argparse.Namespace) -> int:
     """Run `trainyard data pack`. Returns the exit code."""
     from rich.console import Console
 
-    from trainyard.cli.data.packed import print_packed
     from trainyard.cli.data.show import open_splits
     from trainyard.datasets.pack.pack import num_samples, only_classes, pack, pack_part, shuffled
     from trainyard.datasets.pack.shards import choose_classes
@@ -123,7 +116,7 @@ def data_pack(options: argparse.Namespace) -> int:
             _print_part(options, total)
             return 0
         manifest = pack(splits, classes, destination, pack_options, **more)
-    print_packed(destination, manifest, as_json=options.json)
+    print_packed(manifest, options)
     return 0
 
 
@@ -153,7 +146,6 @@ def _pack_options(options: argparse.Namespace) -> "PackOptions":
     if samples is None:
         limited = options.shard_size is None and options.format != "hdf5"
         samples = _SAMPLES if limited else _ANY_NUMBER
-    workers = workers_of(options)
     return PackOptions(
         format=options.format,
         name=options.name,
@@ -161,20 +153,20 @@ def _pack_options(options: argparse.Namespace) -> "PackOptions":
         shard_bytes=options.shard_size,
         recode=_recode(options),
         pixels=options.pixels,
-        workers=workers,
+        workers=options.workers,
     )
 
 
 def _recode(options: argparse.Namespace) -> "Recode | None":
     from trainyard.datasets.pack.recode import ShortSide
 
-    if options.short_side is None:
+    if options.short is None:
         if options.quality is not None:
             raise InputError("option.quality-without-short")
         return None
     if options.pixels and options.quality is not None:
         raise InputError("option.quality-with-pixels")
-    return ShortSide(options.short_side, 95 if options.quality is None else options.quality)
+    return ShortSide(options.short, 95 if options.quality is None else options.quality)
 
 
 def _about(options: argparse.Namespace) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """Summary of a newly written data set."""
 
+import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.cli.printing import size
-from trainyard.printable import printable
+from trainyard.printable import in_bytes, printable
 
 if TYPE_CHECKING:
     from trainyard.data.storage.manifest import Manifest
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 _ODD_SHOWN = 3  # examples per kind; dataset.json lists all
 
 
-def print_packed(destination: Path, manifest: "Manifest", *, as_json: bool) -> None:
-    """Print a line for each split, and one for each kind of unusual image."""
+def print_packed(manifest: "Manifest", options: argparse.Namespace) -> None:
+    """Print a line for each split, and one for each kind of unusual image; or all as JSON."""
+    destination = Path(options.destination)
     sizes = {split: _bytes(manifest, split) for split in manifest.splits}
-    if as_json:
+    if options.json:
         splits = {
             name: {
                 "location": str(destination / split.files),
@@ -29,7 +30,7 @@ def print_packed(destination: Path, manifest: "Manifest", *, as_json: bool) -> N
         print(json.dumps(about | {"classes": manifest.classes, "about": manifest.about}))
         return
     rows = [
-        (split.files, f"{split.samples:,} samples", size(sizes[name]))
+        (split.files, f"{split.samples:,} samples", in_bytes(sizes[name]))
         for name, split in manifest.splits.items()
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

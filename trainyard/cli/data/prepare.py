@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.cli.options import workers_of
+from trainyard.cli.data.packed import print_packed
+from trainyard.cli.options import add_workers
 from trainyard.cli.printing import print_table
 
 if TYPE_CHECKING:
@@ -20,11 +21,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard data prepare` to its parser."""
     datasets = parser.add_subparsers(dest="dataset", required=True, metavar="DATASET")
     digits = datasets.add_parser("digits", help="1,797 scanned handwritten digits, made offline")
-    digits.add_argument("destination", metavar="DESTINATION", help="folder to create")
-    digits.add_argument("--json", action="store_true", help="print as JSON")
+    _add_destination(digits)
     digits.set_defaults(run_command=_prepare_digits)
     imagenet = datasets.add_parser("imagenet-1k", help="ILSVRC2012 from its three archives")
-    _add_common(imagenet, "folder of the archives", "webdataset")
+    _add_large(imagenet, "folder of the archives")
     _add_no_checksum(imagenet)
     imagenet.add_argument(
         "--repair",
@@ -33,35 +33,36 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     imagenet.set_defaults(run_command=_prepare_imagenet_1k)
     large = datasets.add_parser("imagenet-21k-p", help="ImageNet-21K-P from the processed tar")
-    _add_common(large, "imagenet21k_resized.tar, or its folder", "webdataset")
+    _add_large(large, "imagenet21k_resized.tar, or its folder")
     large.set_defaults(run_command=_prepare_imagenet_21k_p)
     for name in ("cifar10", "cifar100"):
-        cifar = datasets.add_parser(name, help="as packed pixels, from the binary archive")
-        _add_small(cifar, "the archive, or its folder")
-        cifar.set_defaults(run_command=_prepare_cifar)
+        about = "as packed pixels, from the binary archive"
+        _add_small(datasets.add_parser(name, help=about), "the archive, or its folder")
     for name in ("mnist", "fashion-mnist"):
-        mnist = datasets.add_parser(name, help="as packed pixels, from the four IDX files")
-        _add_small(mnist, "the folder of the files")
-        mnist.set_defaults(run_command=_prepare_mnist)
+        about = "as packed pixels, from the four IDX files"
+        _add_small(datasets.add_parser(name, help=about), "the folder of the files")
 
 
-def _add_common(parser: argparse.ArgumentParser, source: str, default_format: str) -> None:
+def _add_large(parser: argparse.ArgumentParser, source: str) -> None:
     _add_folders(parser, source)
-    parser.add_argument(
-        "--format", choices=_FORMATS, default=default_format, help=f"default {default_format}"
-    )
+    usual = _FORMATS[0]
+    parser.add_argument("--format", choices=_FORMATS, default=usual, help=f"default {usual}")
     parser.add_argument("--seed", type=int, default=0, help="seed of the order of training images")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
+    add_workers(parser)
 
 
 def _add_small(parser: argparse.ArgumentParser, source: str) -> None:
     _add_folders(parser, source)
     _add_no_checksum(parser)
-    parser.set_defaults(format="packed", seed=0, workers=1)
+    parser.set_defaults(run_command=_prepare_small, format="packed", seed=0, workers=1)
 
 
 def _add_folders(parser: argparse.ArgumentParser, source: str) -> None:
     parser.add_argument("source", metavar="SOURCE", help=source)
+    _add_destination(parser)
+
+
+def _add_destination(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("destination", metavar="DESTINATION", help="folder to create")
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
@@ -78,12 +79,8 @@ def _prepare_digits(options: argparse.Namespace) -> int:
     from trainyard.datasets.prepare.digits import prepare_digits
 
     counts = prepare_digits(Path(options.destination))
-    print(
-        json.dumps(counts)
-        if options.json
-        else f"{options.destination}: {counts['train']:,} images to train, "
-        f"{counts['val']:,} to validate"
-    )
+    text = f"{counts['train']:,} images to train, {counts['val']:,} to validate"
+    print(json.dumps(counts) if options.json else f"{options.destination}: {text}")
     return 0
 
 
@@ -91,7 +88,7 @@ def _prepare_imagenet_1k(options: argparse.Namespace) -> int:
     from trainyard.datasets.prepare.imagenet import prepare_imagenet_1k
 
     manifest = prepare_imagenet_1k(*_arguments(options), repair=options.repair)
-    _print_packed(options, manifest)
+    print_packed(manifest, options)
     if options.json:
         return 0
     if manifest.about["odd"] and not options.repair:
@@ -105,23 +102,18 @@ def _prepare_imagenet_21k_p(options: argparse.Namespace) -> int:
     from trainyard.datasets.prepare.imagenet import prepare_imagenet_21k_p
 
     manifest = prepare_imagenet_21k_p(*_arguments(options))
-    _print_packed(options, manifest)
+    print_packed(manifest, options)
     if not options.json:
         _print_published(manifest)
     return 0
 
 
-def _prepare_cifar(options: argparse.Namespace) -> int:
+def _prepare_small(options: argparse.Namespace) -> int:
     from trainyard.datasets.prepare.cifar import prepare_cifar
-
-    _print_packed(options, prepare_cifar(options.dataset, *_arguments(options)))
-    return 0
-
-
-def _prepare_mnist(options: argparse.Namespace) -> int:
     from trainyard.datasets.prepare.mnist import prepare_mnist
 
-    _print_packed(options, prepare_mnist(options.dataset, *_arguments(options)))
+    prepare = prepare_cifar if options.dataset.startswith("cifar") else prepare_mnist
+    print_packed(prepare(options.dataset, *_arguments(options)), options)
     return 0
 
 
@@ -131,21 +123,14 @@ def _arguments(options: argparse.Namespace) -> "tuple[Path, Preparation]":
     from trainyard.datasets.prepare.preparation import Preparation
     from trainyard.monitor.progress import counter
 
-    workers = workers_of(options)
     return Path(options.source), Preparation(
         Path(options.destination),
         functools.partial(counter, Console(stderr=True)),
         format=options.format,
         seed=options.seed,
         checksum=not getattr(options, "no_checksum", False),
-        workers=workers,
+        workers=options.workers,
     )
-
-
-def _print_packed(options: argparse.Namespace, manifest: "Manifest") -> None:
-    from trainyard.cli.data.packed import print_packed
-
-    print_packed(Path(options.destination), manifest, as_json=options.json)
 
 
 def _print_published(manifest: "Manifest") -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainyard.cli.data.index import add_division, add_location, division_of
-from trainyard.cli.options import check_suffix, loading
-from trainyard.cli.printing import print_table, size
+from trainyard.cli.options import check_suffix, loading, positive
+from trainyard.cli.printing import naming, print_table
 from trainyard.errors import InputError
 from trainyard.hints import did_you_mean
+from trainyard.printable import in_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,8 +34,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     sheet.add_argument("--sheet", metavar="FILE.png", help="draw random images, with labels")
     sheet.add_argument("--split", metavar="NAME", help="split to draw from; default: train")
     sheet.add_argument("--class", metavar="NAME", dest="class_name", help="draw only this class")
-    sheet.add_argument("--rows", metavar="R", type=int, default=_ROWS, help="default: 6")
-    sheet.add_argument("--columns", metavar="C", type=int, default=_COLUMNS, help="default: 8")
+    sheet.add_argument("--rows", metavar="R", type=_few, default=_ROWS, help="default: 6")
+    sheet.add_argument("--columns", metavar="C", type=_few, default=_COLUMNS, help="default: 8")
     sheet.add_argument(
         "--seed", metavar="S", type=int, default=0, help="seed of the draw; default: 0"
     )
@@ -47,6 +48,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run_command=data_show, takes_overrides=_SECTIONS)
 
 
+def _few(text: str) -> int:
+    if (count := positive(text)) > 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 1 and 100")
+    return count
+
+
 def data_show(options: argparse.Namespace) -> int:
     """Run `trainyard data show`. Returns the exit code."""
     chosen = (options.split, options.class_name, options.rows, options.columns, options.seed)
@@ -56,11 +63,6 @@ def data_show(options: argparse.Namespace) -> int:
     if options.overrides:
         _check_overrides(options)
     check_suffix(options.sheet, "--sheet", ".png")  # before all is indexed
-    for name in ("rows", "columns"):
-        if not 1 <= (value := getattr(options, name)) <= 100:
-            raise InputError(
-                "option.out-of-range", option=f"--{name}", value=value, allowed="1 to 100"
-            )
     indices = open_splits(options.location, division=division_of(options))
     if options.sheet is not None:
         _draw_sheet(options, indices)
@@ -146,12 +148,12 @@ def _print_summary(found: dict[str, dict[str, Any]]) -> None:
         "format": [about["format"] for about in found.values()],
         "samples": [f"{about['samples']:,}" for about in found.values()],
         "classes": [f"{len(about['classes']):,}" for about in found.values()],
-        "size": [size(about["bytes"]) for about in found.values()],
+        "size": [in_bytes(about["bytes"]) for about in found.values()],
     }
     if "labels" in next(iter(found.values())):
         rows["labels"] = [f"{about.get('labels', about['samples']):,}" for about in found.values()]
     for key, what in (("min", "smallest"), ("median", "median"), ("max", "largest")):
-        rows[f"{what} image"] = [size(about["image_bytes"][key]) for about in found.values()]
+        rows[f"{what} image"] = [in_bytes(about["image_bytes"][key]) for about in found.values()]
     sides = [about["median_sides"] for about in found.values()]
     rows["median width x height"] = [f"{two[0]} x {two[1]}" if two else "" for two in sides]
     print_table(["data", *found], [[what, *values] for what, values in rows.items()])
@@ -193,7 +195,7 @@ def _draw_sheet(options: argparse.Namespace, indices: dict[str, "Index"]) -> Non
     of = f"{len(index):,} images in {len(index.classes):,} classes"
     if label is not None:
         of = f"{index.samples_per_class()[label]:,} images of class {name}"
-    about = (f"{len(samples)} of {of}", index.format, size(int(index.size.sum())))
+    about = (f"{len(samples)} of {of}", index.format, in_bytes(int(index.size.sum())))
     title = (
         f"{options.location}  ·  {split}",
         "  ·  ".join((*about, f"seed {options.seed}")),
@@ -202,12 +204,8 @@ def _draw_sheet(options: argparse.Namespace, indices: dict[str, "Index"]) -> Non
         sheet = _augmented(options, index, samples, title[0])
     else:
         sheet = contact_sheet(index, samples, options.columns, title)
-    try:
+    with naming("--sheet", path):
         save_sheet(path, sheet)
-    except OSError as error:
-        raise InputError(
-            "option.file-unwritable", option="--sheet", path=path, reason=error.strerror
-        ) from None
 
 
 def _augmented(options: argparse.Namespace, index: "Index", samples: "Ids", title: str) -> "Image":

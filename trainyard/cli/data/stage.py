@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 from trainyard.cli.data.index import add_location
 from trainyard.cli.data.show import open_splits
 from trainyard.cli.options import above_zero
-from trainyard.cli.printing import size
 from trainyard.errors import DataError
-from trainyard.printable import printable
+from trainyard.printable import in_bytes, printable
 
 if TYPE_CHECKING:
     from trainyard.data.reading.staging import StagedShards
@@ -45,7 +44,7 @@ def data_stage(options: argparse.Namespace) -> int:
         print(json.dumps(found))
     for split, about in {} if options.json else found.items():
         news = f"{about['made']:,} made now" if about["made"] else "all were there already"
-        print(printable(f"{split}: copies {about['copies']:,}, {size(about['bytes'])}; {news}"))
+        print(printable(f"{split}: copies {about['copies']:,}, {in_bytes(about['bytes'])}; {news}"))
     return 0
 
 

@@ -5,7 +5,7 @@ import json
 from typing import TYPE_CHECKING
 
 from trainyard.cli.data.index import add_division, add_location, division_of
-from trainyard.cli.options import workers_of
+from trainyard.cli.options import add_workers
 from trainyard.cli.printing import print_table
 from trainyard.errors import InputError
 from trainyard.printable import printable
@@ -27,7 +27,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--deep", action="store_true", help="also decode every image and search for duplicates"
     )
     add_division(parser)
-    parser.add_argument("--workers", metavar="N", type=int, help="processes; default: all cores")
+    add_workers(parser)
     parser.set_defaults(run_command=data_verify)
 
 
@@ -43,14 +43,13 @@ def data_verify(options: argparse.Namespace) -> int:
     from trainyard.datasets.verify.verify import verify
     from trainyard.monitor.progress import counter
 
-    workers = workers_of(options)
     division = division_of(options)
     console = Console(stderr=True)
     warn(console, split_remarks(options.location))
     checks = verify(
         options.location,
         deep=options.deep,
-        workers=workers,
+        workers=options.workers,
         counters=partial(counter, console),
         division=division,
     )

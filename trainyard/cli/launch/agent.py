@@ -13,7 +13,6 @@ import argparse
 import fcntl
 import json
 import os
-import shlex
 import signal
 import tempfile
 import threading
@@ -27,9 +26,9 @@ from trainyard.cli.launch.common import (
     add_wait,
     job_of,
     num_devices,
+    print_command,
 )
 from trainyard.cli.options import positive
-from trainyard.data.storage.credentials import without_secrets
 from trainyard.errors import InputError, TrainyardError
 from trainyard.launch.exit_codes import GRACE_S, LEFT
 from trainyard.launch.job import Job
@@ -70,7 +69,7 @@ def launch(options: argparse.Namespace) -> int:
         end_with_launcher()
     job = job_of(options)
     if options.dry_run:
-        print(without_secrets(shlex.join(job.command)))
+        print_command(job.command)
         return 0
     if options.ray:
         return _node(job)

@@ -1,6 +1,8 @@
 """Options and checks shared by all launchers."""
 
 import argparse
+import shlex
+from collections.abc import Iterable
 
 from trainyard.cli.options import loading, positive, whole
 from trainyard.cli.train import (
@@ -88,6 +90,11 @@ def job_of(
     arguments += _output_flags(options)
     arguments += [f"--{key}={text}" for key, text in options.overrides.items()]
     return Job(tuple(arguments), run)
+
+
+def print_command(words: Iterable[str], before: str = "") -> None:
+    """Print the command line that --dry-run shows, without secrets; `before` says where it runs."""
+    print(f"{before}{without_secrets(shlex.join(words))}")
 
 
 def check_writable(job: Job, file: str) -> None:

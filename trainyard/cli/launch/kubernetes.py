@@ -36,7 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add("--cpu", metavar="N", help="cores that each pod asks for: 16, 500m")
     add("--memory", metavar="N", help="of each pod: 64Gi")
     add(
-        *("--volume",),
+        "--volume",
         type=_volume,
         action="append",
         default=[],
@@ -45,7 +45,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "directory is to be on one, which all pods can write to",
     )
     add(
-        *("--node-selector",),
+        "--node-selector",
         type=_selector,
         action="append",
         default=[],

@@ -2,12 +2,16 @@
 
 import argparse
 import os
-import shlex
 import sys
 
-from trainyard.cli.launch.common import add_job_options, add_restarts, job_of, num_devices
-from trainyard.data.storage.credentials import without_secrets
-from trainyard.printable import print_line
+from trainyard.cli.launch.common import (
+    add_job_options,
+    add_restarts,
+    job_of,
+    num_devices,
+    print_command,
+)
+from trainyard.printable import how_many, print_line
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -21,8 +25,7 @@ def launch(options: argparse.Namespace) -> int:
     """Run `trainyard launch local`; returns the exit code."""
     job = job_of(options)
     if options.dry_run:
-        ranks = options.ranks or "(one per GPU, or 1)"
-        print(f"{ranks} x {without_secrets(shlex.join(job.command))}")
+        print_command(job.command, f"{options.ranks or '(one per GPU, or 1)'} x ")
         return 0
     from trainyard.launch import agent
 
@@ -30,7 +33,7 @@ def launch(options: argparse.Namespace) -> int:
     if ranks > num_devices():
         _hide_gpus(ranks)
     if sys.stderr.isatty() and not options.quiet:
-        print_line(f"starting {ranks} {'rank' if ranks == 1 else 'ranks'}, which load torch")
+        print_line(f"starting {how_many(ranks, 'rank')}, which load torch")
     policy = agent.Policy(restarts=options.restarts)
     return agent.run_ranks(job.command, ranks, agent.here(), policy, say=print_line)
 

@@ -10,8 +10,8 @@ from trainyard.cli.launch.common import (
     add_job_options,
     job_of,
     num_devices,
+    print_command,
 )
-from trainyard.data.storage.credentials import without_secrets
 
 if TYPE_CHECKING:
     from trainyard.launch.mpi import MpiOptions
@@ -42,8 +42,7 @@ def launch(options: argparse.Namespace) -> int:
     job, mpi = job_of(options, is_here=options.hosts is None), _options(options)
     if options.dry_run:
         settings = [f"{name}={value}" for name, value in variables(mpi).items()]
-        words = ["env", *settings, *command_line(job, mpi, free_port())]
-        print(without_secrets(shlex.join(words)))
+        print_command(["env", *settings, *command_line(job, mpi, free_port())])
         return 0
     return launch_mpi(job, mpi)
 

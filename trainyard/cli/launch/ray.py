@@ -1,17 +1,14 @@
 """`trainyard launch ray`."""
 
 import argparse
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainyard.cli.launch.common import add_job_options, add_restarts, job_of
+from trainyard.cli.launch.common import add_job_options, add_restarts, job_of, print_command
 from trainyard.cli.options import positive
-from trainyard.data.storage.credentials import without_secrets
 from trainyard.errors import InputError
 
 if TYPE_CHECKING:
-    from trainyard.launch.job import Job
     from trainyard.launch.ray import RayOptions
 
 
@@ -48,10 +45,11 @@ def launch(options: argparse.Namespace) -> int:
     from trainyard.launch.ray import launch_ray
 
     job, ray = job_of(options, is_here=False), _options(options)
-    _check_run(job, ray)
+    if ray.folder is None and not job.run.is_absolute():  # Ray deletes its copy at the end
+        raise InputError("launch.run-in-working-copy", path=job.run)
     if options.dry_run:
         ranks = ray.ranks or ray.gpus or "(one per GPU, or 1)"
-        print(f"{ray.nodes} x a node of Ray: {ranks} x {without_secrets(shlex.join(job.command))}")
+        print_command(job.command, f"{ray.nodes} x a node of Ray: {ranks} x ")
         return 0
     return launch_ray(job, ray)
 
@@ -90,9 +88,3 @@ def _environment(options: argparse.Namespace) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InputError("launch.runtime-env-no-mapping", path=options.runtime_env)
     return found
-
-
-def _check_run(job: "Job", ray: "RayOptions") -> None:
-    """InputError if the run directory lies in Ray's working copy, which is deleted at the end."""
-    if ray.folder is None and not job.run.is_absolute():
-        raise InputError("launch.run-in-working-copy", path=job.run)

@@ -106,7 +106,7 @@ def launch(options: argparse.Namespace) -> int:
     if options.dry_run:
         print(text, end="")
         return 0
-    _check_has("sbatch")
+    _check_sbatch()
     runs = runs_of(job.run, options.seeds)
     for run in runs:
         with writing(run):
@@ -135,7 +135,7 @@ def _launch_submitit(
         raise InputError("launch.dry-run-of-submitit")
     if options.time is None:
         raise InputError("launch.submitit-without-time")
-    _check_has("sbatch")
+    _check_sbatch()
     job_id = submit(job, allocation, setup=setup, seeds=options.seeds)
     _print_submitted(job_id, runs_of(job.run, options.seeds), "submitit/*.out")
     return 0
@@ -157,9 +157,9 @@ def _print_submitted(job_id: str, runs: Sequence[Path], output: str) -> None:
         )
 
 
-def _check_has(program: str) -> None:
-    if shutil.which(program) is None:
-        raise InputError("launch.no-slurm", name=program)
+def _check_sbatch() -> None:
+    if shutil.which("sbatch") is None:
+        raise InputError("launch.no-slurm")
 
 
 def _allocation(options: argparse.Namespace) -> Allocation:

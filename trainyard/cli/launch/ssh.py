@@ -11,10 +11,10 @@ from trainyard.cli.launch.common import (
     add_restarts,
     add_wait,
     job_of,
+    print_command,
 )
 from trainyard.cli.options import positive
-from trainyard.data.storage.credentials import without_secrets
-from trainyard.printable import print_line
+from trainyard.printable import how_many, print_line
 
 if TYPE_CHECKING:
     from trainyard.launch.ssh import SshOptions
@@ -40,7 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--sync", action="store_true", help="copy this directory there first, by rsync"
     )
     parser.add_argument(
-        *("--min-hosts",),
+        "--min-hosts",
         type=positive,
         metavar="N",
         help="go on without hosts that are gone, after a restart",
@@ -58,10 +58,10 @@ def launch(options: argparse.Namespace) -> int:
     job = replace(job, python=ssh.login.python)
     if options.dry_run:
         for number in range(len(ssh.hosts)):
-            print(without_secrets(shlex.join(agent_command(job, ssh, number, "RUN"))))
+            print_command(agent_command(job, ssh, number, "RUN"))
         return 0
     if options.sync:
-        print_line(f"copying this directory to {len(ssh.hosts)} host{'s' * (len(ssh.hosts) != 1)}")
+        print_line(f"copying this directory to {how_many(len(ssh.hosts), 'host')}")
         sync(ssh.hosts, ssh.login)
     return launch_ssh(job, ssh, print_line)
 

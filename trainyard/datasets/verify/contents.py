@@ -16,6 +16,7 @@ from trainyard.data.storage.source import Source
 from trainyard.datasets.verify.checks import Check, Counters, Finding, checked, of_error
 from trainyard.datasets.verify.shards import Files
 from trainyard.errors import DataError
+from trainyard.printable import how_many
 
 _PIECE = 1 << 22  # bytes read at once
 
@@ -40,7 +41,7 @@ def check_contents(
         total = sum(map(_size, of_files)) // 10**6
         with counters(f"{name} of {files.split}, MB", total) as progress:
             found = _run(of_files, workers, progress)
-        about = f"in {len(of_files):,} file{'s' * (len(of_files) != 1)}"
+        about = f"in {how_many(len(of_files), 'file')}"
         checks.append(checked(files.split, name, about, found))
     return checks
 

@@ -2,7 +2,6 @@
 
 import os
 from collections import Counter
-from collections.abc import Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import is_remote
 from trainyard.datasets.verify.checks import Check, Finding, checked, of_error
 from trainyard.errors import DataError
+from trainyard.printable import how_many
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ def index_anew(files: Files, path: Path, progress: Progress) -> tuple[Index | No
             raise _of_folder(error, place) from None
         findings = [*broken.values()] or [of_error(error, place.location)]
         whole = tuple(name for name in names if name not in broken)
-        check = checked(files.split, "structure", _number(names), findings)
+        check = checked(files.split, "structure", how_many(len(names), "file"), findings)
         if not broken or not whole:
             return None, [check]
         rest = replace(place, names=whole, is_folder=False)
         found, checks = index_anew(replace(files, place=rest), path, progress)
         return found, [check, *(other for other in checks if other.result != "ok")]
-    about = f"{_number(index.file_names)}: {_endings(index)}"
+    about = f"{how_many(len(index.file_names), 'file')}: {_endings(index)}"
     checks = [checked(files.split, "structure", about)]
     return index, [*checks, _left_out(files.split, index)] if index.left_out else checks
 
@@ -118,10 +118,6 @@ def _why_broken(place: ResolvedLocation, name: str) -> Finding | None:
     except (DataError, OSError) as error:
         return of_error(error, place.path(name))
     return None
-
-
-def _number(names: Sized) -> str:
-    return f"{len(names):,} file{'s' * (len(names) != 1)}"
 
 
 # --- paths ---

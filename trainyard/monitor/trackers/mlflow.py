@@ -1,6 +1,5 @@
 """MLflow: a run at the server of $MLFLOW_TRACKING_URI; a resumed run continues it."""
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from trainyard.files import RunDirectory
 from trainyard.installation import VERSION
 from trainyard.monitor.reports import Report
 from trainyard.monitor.trackers.tracker import BestEvaluation, TrackerIds, numbers, reason
+from trainyard.printable import as_text
 
 
 class MlflowTracker:
@@ -96,7 +96,7 @@ def _rejections(run: str | None) -> Iterator[None]:
 def _flat(recipe: dict[str, Any]) -> dict[str, str]:
     """Keys as on the command line: "optim.lr"."""
     return {
-        f"{section}.{key}": value if isinstance(value, str) else json.dumps(value)
+        f"{section}.{key}": as_text(value)
         for section, values in recipe.items()
         for key, value in values.items()
     }
