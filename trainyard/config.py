@@ -70,8 +70,8 @@ class LengthConfig(Section):
     """Time or steps between checkpoints, besides the best and the last: a killed run loses at most
     this much. "0 steps": never."""
     bn_samples: int = Field(0, ge=0)
-    """Training images to re-estimate batch norm statistics from before each evaluation, for
-    schedule-free optimizers: they evaluate other weights than they train."""
+    """Training images to re-estimate batch norm statistics from before each evaluation after step
+    0, for schedule-free optimizers: they evaluate other weights than they train."""
     keep: int = Field(3, ge=1)
     """Number of checkpoints to keep, besides the best."""
     log_every: Duration = "50 steps"
