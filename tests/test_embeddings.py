@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from tests.command_line import Capture, run, shown
+from tests.errors import check, refused
 from trainyard.classifier import load
 from trainyard.datasets.near_duplicates import near_duplicates
 from trainyard.model.adapt import classifier_layers
@@ -54,6 +55,11 @@ def test_an_image_saved_again_looks_alike(
     assert cosines == sorted(cosines, reverse=True) and cosines[-1] >= 0.5
 
 
+def test_a_cosine_needs_a_list_of_pairs(averaged: Path, digits: Path) -> None:
+    command = ("predict", averaged, digits / "val" / "3", "--similar", "0.5")
+    check(refused(*command), "option.similar-without-duplicates")
+
+
 @pytest.mark.parametrize("block", [7, 16, 1000])
 def test_blocks_find_the_pairs_of_the_whole(block: int) -> None:
     vectors = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
@@ -65,5 +71,7 @@ def test_blocks_find_the_pairs_of_the_whole(block: int) -> None:
     assert sorted(map(tuple, found.numbers.tolist())) == list(
         zip(rows.tolist(), columns.tolist(), strict=True)
     )
+    least = near_duplicates(vectors[:20], 0.0, block_rows=block).numbers
+    assert (least[:, 0] < least[:, 1]).all()
     best = near_duplicates(vectors, 0.8, most=5, block_rows=block)
     assert best.cosines.tolist() == found.cosines[:5].tolist()

@@ -127,6 +127,22 @@ def test_whole_images_see_all_of_them(tmp_path: Path) -> None:
         recipe(tmp_path, data__fit="'pad'", data__decode="'gpu'")
 
 
+def test_a_share_is_of_the_fit_that_it_was_set_for(tmp_path: Path) -> None:
+    """Of a recipe that another one extends, and of one whose keys the command line changes."""
+    base = tmp_path / "base.toml"
+    base.write_text("[data]\ncrop_pct = 0.9\n")
+    for fit, share in (("pad", 1), ("squash", 1), ("crop", 0.9)):
+        child = tmp_path / f"{fit}.toml"
+        child.write_text(f"extends = 'base.toml'\n[data]\nfit = '{fit}'\n")
+        changed = load_recipe(str(base), {"data.fit": fit})
+        for config in (changed, load_recipe(str(child))):
+            assert (config.data.fit, config.data.crop_pct) == (fit, share)
+        asked = load_recipe(str(base), {"data.fit": fit, "data.crop_pct": "0.8"})
+        assert asked.data.crop_pct == 0.8
+        assert load_recipe(str(child), {"data.image_size": "32"}).data.crop_pct == share
+    assert load_recipe(str(tmp_path / "pad.toml"), {"data.fit": "crop"}).data.crop_pct == 0.875
+
+
 def test_defaults_stay_defaults_where_other_keys_are_set(tmp_path: Path, digits: Path) -> None:
     """`--data` once wrote every key out, so that no default could be told from a wish."""
     config = on_data(recipe(tmp_path), [str(digits)])

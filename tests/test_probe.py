@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -147,6 +148,17 @@ def test_images_that_cannot_be_read_have_no_part(
         train(ALONE, copied, finished, tmp_path / "none", **keys)
 
 
+def test_it_is_scored_with_the_statistics_that_it_saw(
+    digits: Path, averaged: Path, tmp_path: Path
+) -> None:
+    scores = []
+    for samples in ("0", "64"):
+        keys = {"model__name": "test_resnet", "run__bn_samples": samples, "run__length": "1 step"}
+        train(ALONE, digits, averaged, tmp_path / samples, **keys)
+        scores.append(curve(tmp_path / samples, "val", "loss")[0])
+    assert scores[0] == scores[1]
+
+
 def test_of_many_images_every_nth_is_seen(digits: Path) -> None:
     index = open_index(str(digits / "train"))
     assert np.array_equal(evenly_spaced(index, 9999), np.arange(len(index)))
@@ -182,20 +194,34 @@ class _Scaled(nn.Module):
         return self.stem if self.kind == "convolution" else self.head
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        scores_BC: Tensor = self.head(self.stem(images_BCHW).mean(dim=(2, 3)))
+        features_BC = self.stem(images_BCHW).mean(dim=(2, 3))
+        if self.kind == "overflows":
+            features_BC = torch.where(features_BC[:, :1] > 0, features_BC, torch.inf)
+        scores_BC: Tensor = self.head(features_BC)
         return scores_BC * (2.0 if self.kind == "scaled" else 1.0)
+
+
+def put_probe(model: nn.Module, digits: Path) -> str:
+    config = load_recipe("debug", of_digits(digits))
+    return probe.put_probe(
+        config,
+        model,
+        open_index(str(digits / "val")),
+        build_feeds(config, ALONE, torch.device("cpu")),
+        console=Console(quiet=True),
+        heartbeat=Heartbeat(),
+    )
 
 
 @pytest.mark.parametrize("kind", ["scaled", "no bias", "convolution"])
 def test_a_model_without_a_linear_classifier_is_refused(kind: str, digits: Path) -> None:
-    config = load_recipe("debug", of_digits(digits))
-    index = open_index(str(digits / "val"))
     with raises("model.no-linear-classifier"):
-        probe.put_probe(
-            config,
-            _Scaled(10, kind),
-            index,
-            build_feeds(config, ALONE, torch.device("cpu")),
-            console=Console(quiet=True),
-            heartbeat=Heartbeat(),
-        )
+        put_probe(_Scaled(10, kind), digits)
+
+
+def test_images_whose_features_overflow_have_no_part(digits: Path) -> None:
+    torch.manual_seed(0)
+    model = _Scaled(10, "overflows")
+    found = re.search(r"([0-9]+) of 364 images", put_probe(model, digits))
+    assert found is not None and 0 < int(found[1]) < 364
+    assert model.head.weight.isfinite().all() and model.head.bias.isfinite().all()

@@ -95,6 +95,18 @@ def test_other_weights_keep_theirs(copied: Path, capsys: Capture) -> None:
     assert load_temperatures(newest(copied)).items() > before.items()
 
 
+def test_images_that_cannot_be_read_leave_it_alone(
+    copied: Path, digits: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(digits / "val", data)
+    for path in data.glob("*/*"):
+        path.write_text("no image")
+    command = ("evaluate", copied, "--data", data, "--temperature", "--data.max_bad", "1")
+    check(refused(*command), "data.none-readable", num_images=364)
+    assert load_temperatures(newest(copied)) == {}
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"": "x"}', '{"": 1e9}', '{"": NaN}'])
 def test_a_damaged_file_is_named(text: str, copied: Path) -> None:
     path = newest(copied).resolve() / "temperature.json"

@@ -70,8 +70,8 @@ class LengthConfig(Section):
     """Time or steps between checkpoints, besides the best and the last: a killed run loses at most
     this much. "0 steps": never."""
     bn_samples: int = Field(0, ge=0)
-    """Training images to re-estimate batch norm statistics from before each evaluation, for
-    schedule-free optimizers: they evaluate other weights than they train."""
+    """Training images to re-estimate batch norm statistics from before each evaluation after step
+    0, for schedule-free optimizers: they evaluate other weights than they train."""
     keep: int = Field(3, ge=1)
     """Number of checkpoints to keep, besides the best."""
     log_every: Duration = "50 steps"
@@ -121,6 +121,7 @@ def load_recipe(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunC
     """
     path, overrides = find_recipe(recipe), overrides or {}
     tree = _load_tree(path, seen=())
+    _forget_share(tree, overrides)
     try:
         return _overridden(tree, overrides)
     except RecipeError as error:
@@ -422,10 +423,21 @@ def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     base = _load_tree(base_path, (*seen, path))
     for section, values in tree.items():
         if isinstance(values, dict) and isinstance(base.get(section), dict):
+            _forget_share(base, {f"{section}.{key}": value for key, value in values.items()})
             base[section] |= values
         else:
             base[section] = values
     return base
+
+
+def _forget_share(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Drop a recipe's data.crop_pct where changes set another data.fit: it means another share."""
+    data, fit = tree.get("data"), changes.get("data.fit")
+    if fit is None or "data.crop_pct" in changes or not isinstance(data, dict):
+        return
+    fit = _value("data.fit", fit) if isinstance(fit, str) else fit
+    if fit != data.get("fit", DataConfig.model_fields["fit"].default):
+        data.pop("crop_pct", None)
 
 
 def _rename(tree: dict[str, Any], path: Path) -> None:

@@ -19,7 +19,8 @@ from tests.command_line import Capture, newest, run, shown
 from tests.errors import check, raises, refused
 from tests.test_cli_signals import LONG, check_stopped_run, has_begun, started, wait_for
 from trainyard.cli import sweep as command
-from trainyard.cli.sweep import combinations, means_of, values_of
+from trainyard.cli.sweep import _is_done, combinations, means_of, values_of
+from trainyard.config import load_recipe, override
 from trainyard.errors import STOPS
 from trainyard.launch.job import Job
 from trainyard.launch.sweep import End, gpus, run_jobs
@@ -106,7 +107,17 @@ def test_mistakes_are_found_before_anything_starts(digits: Path, tmp_path: Path)
     check(refused(*base, "--optim.lr", "0.1,x"), "recipe.invalid-value", key="optim.lr")
     check(refused(*base, "--optim.lrr", "1,2"), "recipe.unknown-key", key="optim.lrr")
     check(refused("sweep", "debug", "--data", "/nowhere", "--optim.lr", "1,2"), "data.not-found")
+    places = ("--data.train", digits / "train", "--data.val", digits / "val")
+    folds = ("--data.val_fold", "1/2,2/2")
+    found = refused("sweep", "debug", *places, "--runs", tmp_path / "all", *folds)
+    check(found, "recipe.val-share-beside-val-data", key="data.val_fold", val=digits / "val")
     assert not (tmp_path / "all").exists()
+
+
+def test_a_run_of_other_data_is_not_done(finished: Path, digits: Path) -> None:
+    before = load_recipe(str(finished / "recipe.toml"))
+    assert _is_done(finished, before)
+    assert not _is_done(finished, override(before, {"data.val": str(digits / "train")}))
 
 
 def test_a_dry_run(capsys: Capture, digits: Path) -> None:

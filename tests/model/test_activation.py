@@ -14,7 +14,7 @@ from torch import nn
 
 from tests.command_line import run
 from tests.errors import raises
-from trainyard.classifier import load
+from trainyard.classifier import Classifier, load
 from trainyard.model.activation import activation_maps
 
 
@@ -80,3 +80,20 @@ def test_overlays_lie_in_a_folder(averaged: Path, digits: Path, tmp_path: Path) 
     assert (pixels[..., 0] >= pixels[..., 1]).all()  # grey digits become redder, if anything
     before = load(averaged).predict([images / "0.png"])
     assert load(averaged).predict([images / "0.png"]) == before
+
+
+def test_an_overlay_is_of_the_class_that_all_views_have(
+    finished: Path, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    classifier, labels = load(finished), list[int]()
+
+    def note(_: Classifier, content: bytes, label: int | None = None) -> Image.Image:
+        labels.append(-1 if label is None else label)
+        return Image.new("RGB", (8, 8))
+
+    monkeypatch.setattr(Classifier, "overlay", note)
+    images = sorted((digits / "val" / "3").iterdir())
+    folder = digits / "val" / "3"
+    assert run("predict", finished, folder, "--cam", tmp_path / "cam", "--scales", "3") == 0
+    expected = classifier.predict(images, 1, scales=(3.0,))
+    assert [classifier.classes[label] for label in labels] == [one[0].name for one in expected]

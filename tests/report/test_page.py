@@ -326,6 +326,14 @@ def test_likely_wrong_labels_of_training_images(
     section = text[text.index('id="suspects"') :].partition("</section>")[0]
     assert section.count("<img") == 48
     assert Path(rows[1][3]).name in section
+    for number, place in ((3, "elsewhere.png"), (2, "100000")):  # the file, the sample's number
+        moved = tmp_path / f"{number}.csv"
+        rows[-1][number] = rows[1][number] = place
+        moved.write_text("".join(",".join(row) + "\n" for row in rows))
+        assert run("report", trained[0], "--suspects", moved, "--out", tmp_path / "m.html") == 0
+        text = (tmp_path / "m.html").read_text()
+        section = text[text.index('id="suspects"') :].partition("</section>")[0]
+        assert "<img" not in section and "class=note" in section.replace('"', "")
     for content in ("", "path\n3\n", "\0"):
         file.write_text("data,loss\n" + content)
         if content:

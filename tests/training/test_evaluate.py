@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms.v2.functional import pil_to_tensor
 
+from tests.errors import raises
 from tests.spawn import spawn, train_joined
 from tests.steps import CPU
 from trainyard.config import RunConfig, load_recipe
@@ -386,3 +387,9 @@ def test_the_first_rank_decides_which_evaluation_is_the_best(digits: Path, tmp_p
     )
     one, other = spawn(evaluate_run, 2, config, tmp_path / "run")
     assert one == other
+
+
+@pytest.mark.parametrize("scales", [(0.5,), (1.0, float("nan")), ()])
+def test_views_are_no_smaller_than_the_image(scales: tuple[float, ...]) -> None:
+    with raises("option.out-of-range", option="scales"):
+        [*Views(scales=scales).of(torch.zeros(1, 3, 4, 4))]

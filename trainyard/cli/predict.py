@@ -39,6 +39,7 @@ _IN_FULL = 3  # up to so many images are shown with all guesses
 _ONE_BY_ONE = 500  # up to so many images get a line each; for more, classes are counted
 _BAR = 20  # characters
 _UNKNOWN = "unknown"
+_SIMILAR = 0.99  # the lowest cosine of images that look alike
 
 
 class Row(NamedTuple):
@@ -159,17 +160,14 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         "--similar",
         metavar="COSINE",
         type=fraction,
-        default=0.99,
-        help="the lowest cosine of such a pair; default: 0.99",
+        help=f"the lowest cosine of such a pair; default: {_SIMILAR}",
     )
 
 
 def predict(options: argparse.Namespace) -> int:
     """Run `trainyard predict`. Returns the exit code."""
     check_overrides(options.overrides, "a prediction")
-    check_suffix(options.csv, "--csv", ".csv")
-    check_suffix(options.embeddings, "--embeddings", ".npz")
-    check_suffix(options.duplicates, "--duplicates", ".csv")
+    _check_files(options)
     _check_source(options)
     from rich.console import Console
 
@@ -205,6 +203,15 @@ def predict(options: argparse.Namespace) -> int:
     if len(bad) > 1:
         print_line(f"{len(bad):,} of {total:,} images cannot be read")
     return 0
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    """InputError for the wrong suffix of a file to write, or --similar without its file."""
+    check_suffix(options.csv, "--csv", ".csv")
+    check_suffix(options.embeddings, "--embeddings", ".npz")
+    check_suffix(options.duplicates, "--duplicates", ".csv")
+    if options.similar is not None and not options.duplicates:
+        raise InputError("option.similar-without-duplicates")
 
 
 def _check_source(options: argparse.Namespace) -> None:
@@ -314,7 +321,8 @@ def _write(predictions: Predictions) -> None:
     if options.duplicates:
         from trainyard.datasets.near_duplicates import MOST, near_duplicates
 
-        found = near_duplicates(vectors, options.similar)
+        least = _SIMILAR if options.similar is None else options.similar
+        found = near_duplicates(vectors, least)
         lines: list[tuple[object, ...]] = [
             (f"{cosine:.6f}", *(cell for n in pair for cell in _place(rows[n])))
             for pair, cosine in zip(found.numbers.tolist(), found.cosines.tolist(), strict=True)
@@ -335,7 +343,8 @@ def _write_overlays(folder: Path, predictions: Predictions) -> None:
         reader = Reader(images.index)
         for number in range(len(images.index)):
             if number not in guesses.bad:
-                image = predictions.classifier.overlay(bytes(reader.read(number)))
+                label = int(guesses.classes[number, 0])  # of all views
+                image = predictions.classifier.overlay(bytes(reader.read(number)), label)
                 name = Path(images.name(number).partition("?")[0]).stem
                 with naming("--cam", folder):
                     folder.mkdir(parents=True, exist_ok=True)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _CLOSES = {"[": "]", "{": "}", "(": ")"}
 _MOST_LETTERS = 40  # of a value in the name of a folder
 _DONE = ("done", "ended early")
+_PLACES = ("data.train", "data.val")
 
 
 class Combination(NamedTuple):
@@ -72,12 +73,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def sweep(options: argparse.Namespace) -> int:
     """Run `trainyard sweep`. Returns the exit code."""
-    from trainyard.config import load_recipe
-
     runs = combinations(options.overrides)
-    first = argparse.Namespace(**vars(options) | {"overrides": runs[0].overrides})
-    config_of(first)  # with the data
-    configs = [load_recipe(options.recipe, run.overrides) for run in runs]
+    configs = [
+        config_of(argparse.Namespace(**vars(options) | {"overrides": run.overrides}))
+        for run in runs
+    ]
+    _check_parts(runs, configs)
     parent = Path(options.runs or Path("runs") / f"{Path(options.recipe).stem}-sweep")
     jobs = [_job(options, parent / run.name, run.overrides) for run in runs]
     if options.dry_run:
@@ -176,6 +177,24 @@ def _unique(name: str, others: Mapping[str, object]) -> str:
     return unique
 
 
+def _check_parts(runs: Sequence[Combination], configs: "Sequence[RunConfig]") -> None:
+    """RecipeError if parts of the training data vary, and other data validates."""
+    for key in ("data.val_fold", "data.val_share"):
+        if len({run.overrides.get(key) for run in runs}) < 2:
+            continue
+        for run, config in zip(runs, configs, strict=True):
+            if config.data.val is not None:
+                from trainyard.data.open_datasets import source_of
+
+                raise RecipeError(
+                    "recipe.val-share-beside-val-data",
+                    key=key,
+                    value=run.overrides[key],
+                    locations="the recipe",
+                    val=source_of(config.data, "val"),
+                )
+
+
 # --- the runs ---
 
 
@@ -188,14 +207,15 @@ def _job(options: argparse.Namespace, run: Path, overrides: Mapping[str, str]) -
 
 
 def _is_done(run: Path, config: "RunConfig") -> bool:
-    """True for a complete run of this recipe. Others are for `trainyard train` to judge."""
+    """True for a complete run of this recipe and data; others are for `trainyard train`."""
     from trainyard.compare import differences
     from trainyard.config import load_recipe
     from trainyard.files import is_run
 
     if not is_run(run) or _rows([run])[0].state not in _DONE:
         return False
-    return not differences(load_recipe(str(run / "recipe.toml")), config)
+    before = load_recipe(str(run / "recipe.toml"))
+    return not differences(before, config) and not differences(before, config, _PLACES)
 
 
 def _run(jobs: Sequence[Job], options: argparse.Namespace) -> tuple[dict[str, int], int | None]:

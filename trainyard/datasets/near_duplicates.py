@@ -30,8 +30,8 @@ def near_duplicates(
         rows = unit[first : first + block_rows]
         for second in range(first, len(unit), block_rows):
             block = rows @ unit[second : second + block_rows].T
-            block = block.triu(1) if first == second else block
-            found = (block >= least).nonzero()
+            is_alike = block >= least
+            found = (is_alike.triu(1) if first == second else is_alike).nonzero()
             found = found[block[found[:, 0], found[:, 1]].argsort(descending=True)[:most]]
             new = block[found[:, 0], found[:, 1]]
             cosines = torch.cat([cosines, new])

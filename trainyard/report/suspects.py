@@ -18,6 +18,8 @@ _SHOWN = 48
 class _Suspect(NamedTuple):
     data: str
     sample: int
+    place: tuple[str, int]
+    """Its file, and the offset in it."""
     label: str
     guess: str
     confidence: float
@@ -31,7 +33,7 @@ def suspects_section(path: Path, run: Run) -> Section:
     """
     found, count = _read(path)
     exif = bool(run.recipe.get("data.exif", False))
-    album = _album(found[0].data, exif) if found else Album()
+    album = _album(found, exif) if found else Album()
     album.load(one.sample for one in found)
     text = (
         f"The model gives the label of {count:,} images a probability below 50%. Shown are the "
@@ -69,6 +71,7 @@ def _suspect(row: dict[str, Any]) -> _Suspect:
     return _Suspect(
         data=row["data"],
         sample=int(row["sample"]),
+        place=(row["file"], int(row["offset"])),
         label=row["class"],
         guess=row["guess"],
         confidence=float(row["confidence"]),
@@ -76,8 +79,13 @@ def _suspect(row: dict[str, Any]) -> _Suspect:
     )
 
 
-def _album(data: str, exif: bool) -> Album:
+def _album(found: list[_Suspect], exif: bool) -> Album:
     try:
-        return Album(open_index(data, lambda *_: None), exif=exif)
+        index = open_index(found[0].data, lambda *_: None)
     except (InputError, OSError) as error:
         return Album(why_none=f"The images are not at hand here ({error}).")
+    for one in found:
+        is_there = 0 <= one.sample < len(index)
+        if not is_there or index.locate(one.sample)[:2] != one.place:
+            return Album(why_none="The data has changed since, so its images are not shown.")
+    return Album(index, exif=exif)

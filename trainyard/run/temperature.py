@@ -18,7 +18,7 @@ from trainyard.config import RunConfig
 from trainyard.data.batch import Batch
 from trainyard.data.feeds import Feeds
 from trainyard.data.index.table import Index
-from trainyard.errors import CheckpointError, InputError
+from trainyard.errors import CheckpointError, DataError, InputError
 from trainyard.files import read_json, write_text
 from trainyard.image_size import height_width
 from trainyard.model.adapt import classifier_keys
@@ -99,6 +99,9 @@ def calibrate(
             raise InputError("temperature.label-lists")
     if fit:
         scores = _scores(config, feeds, index, models, numbers=numbers, console=console)
+        with together(world):
+            if not any(own.read.any() for own in scores.values()):
+                raise DataError("data.none-readable", location=index.root, num_images=len(index))
         labels = torch.from_numpy(np.asarray(index.label, np.int64))
         found = {name: best_temperature(scores[name], labels) for name in models}
         with together(world):

@@ -294,9 +294,10 @@ class Trainer:
         state, data, world, by = self.state, self.parts.data, self.world, self.config.run.best_by
         models = {"": state.model} | {prefix_of(name): ema for name, ema in state.emas.items()}
         with evaluation_weights(state.optimizer):
-            reestimate_bn_statistics(
-                self.config, self.feeds, data, self.course, models=[*models.values()]
-            )
+            if state.step:  # before it they are those of the initial weights, as a probe had them
+                reestimate_bn_statistics(
+                    self.config, self.feeds, data, self.course, models=[*models.values()]
+                )
             predictions = predict(
                 self.config,
                 self.feeds,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainyard.errors import InputError
 from trainyard.training.label_scores import LabelScores
 from trainyard.training.precision import autocast
 from trainyard.training.predictions import NOWHERE, Predictions
@@ -37,7 +38,11 @@ class Views(NamedTuple):
     """1.15: the middle of the image, enlarged by this factor to the size of the whole."""
 
     def of(self, images_BCHW: Tensor) -> Iterator[Tensor]:
-        """The views, each [B, C, H, W]."""
+        """The views, each [B, C, H, W]. InputError for a scale below 1, or none."""
+        if not self.scales or not all(scale >= 1 for scale in self.scales):
+            raise InputError(
+                "option.out-of-range", option="scales", value=self.scales, allowed="1 or more"
+            )
         for scale in self.scales:
             view_BCHW = _enlarged(images_BCHW, scale)
             yield view_BCHW
