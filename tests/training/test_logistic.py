@@ -99,3 +99,11 @@ def test_a_class_without_samples_is_never_said() -> None:
     found = fit_logistic(features_ND, labels, torch.ones(N), C + 1)
     assert logits(found, features_ND).isfinite().all()
     assert not bool((logits(found, features_ND).argmax(dim=1) == C).any())
+
+
+def test_it_shows_signs_of_life() -> None:
+    """A thousand classes take minutes on a CPU, and a watchdog waits for them."""
+    marks = list[int]()
+    features_ND, labels = drawn()
+    fit_logistic(features_ND, labels, torch.ones(N), C, on_value=lambda: marks.append(1))
+    assert len(marks) > len(STRENGTHS)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 import torch
@@ -56,7 +57,8 @@ def put_probe(
     fitted_CD, about = rows.new_zeros(len(index.classes), rows.shape[1]).double(), ""
     with together(world):
         if world.is_first:
-            found = _fitted(config, index, ids, rows)
+            mark = partial(heartbeat.mark, "linear probe")
+            found = _fitted(config, index, ids, rows, on_value=mark)
             fitted_CD = torch.cat([found.bias_C[:, None], found.weight_CD], dim=1)
             about = _sentence(found, int(rows[:, 0].sum()), len(index), time.monotonic() - begun)
     fitted_CD = total(world, fitted_CD)
@@ -119,7 +121,9 @@ def _rows(
     return rows
 
 
-def _fitted(config: RunConfig, index: Index, ids: Ids, rows: Tensor) -> Logistic:
+def _fitted(
+    config: RunConfig, index: Index, ids: Ids, rows: Tensor, *, on_value: Callable[[], None]
+) -> Logistic:
     """Fitted by the loss of the recipe, its class weights, and how often classes are drawn."""
     num_classes, labels = len(index.classes), index.label[ids]
     weights = np.ones(len(ids))
@@ -138,7 +142,8 @@ def _fitted(config: RunConfig, index: Index, ids: Ids, rows: Tensor) -> Logistic
     targets, weights_N = (
         of.to(rows.device)[is_good] for of in (targets, torch.from_numpy(weights))
     )
-    return fit_logistic(rows[is_good, 1:], targets, weights_N, num_classes)
+    features_ND = rows[is_good, 1:]
+    return fit_logistic(features_ND, targets, weights_N, num_classes, on_value=on_value)
 
 
 def _sentence(found: Logistic, count: int, of: int, seconds: float) -> str:

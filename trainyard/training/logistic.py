@@ -5,6 +5,7 @@ STRENGTH / 2 times the sum of all squared weights, without the bias. A fifth of 
 out to choose the strength; then all are fitted. L-BFGS finds the minimum, in float64.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -47,12 +48,18 @@ class _Samples(NamedTuple):
 
 
 def fit_logistic(
-    features_ND: Tensor, targets: Tensor, weights_N: Tensor, num_classes: int
+    features_ND: Tensor,
+    targets: Tensor,
+    weights_N: Tensor,
+    num_classes: int,
+    *,
+    on_value: Callable[[], None] = lambda: None,
 ) -> Logistic:
     """The classifier of float[N, D] features, in float64, on their device.
 
     `targets`: int64[N] for the softmax over the classes, or float[N, classes] of 0 and 1 for a
-    sigmoid of each. `weights_N`: the weights of the samples in the loss, above 0.
+    sigmoid of each. `weights_N`: the weights of the samples in the loss, above 0. `on_value` is
+    called at each value of the loss: there may be a thousand.
     """
     features_ND = features_ND.double()
     mean_D, scale_D = features_ND.mean(dim=0), scales(features_ND)
@@ -64,8 +71,9 @@ def fit_logistic(
     start_CD = standard_ND.new_zeros(num_classes, standard_ND.shape[1])
     strength = _OF_FEW
     if held_N.any():
-        strength, start_CD = _chosen(samples.some(~held_N), samples.some(held_N), start_CD)
-    solution_CD = _solved(samples, strength, start_CD)
+        parts = samples.some(~held_N), samples.some(held_N)
+        strength, start_CD = _chosen(*parts, start_CD, on_value)
+    solution_CD = _solved(samples, strength, start_CD, on_value)
     weight_CD = solution_CD[:, :-1] / scale_D
     bias_C = solution_CD[:, -1] - weight_CD @ mean_D
     return Logistic(weight_CD, bias_C, strength, int(held_N.sum()))
@@ -93,12 +101,14 @@ def _held_out(targets: Tensor, num_classes: int) -> Tensor:
     return held_N
 
 
-def _chosen(fitted: _Samples, held: _Samples, start_CD: Tensor) -> tuple[float, Tensor]:
+def _chosen(
+    fitted: _Samples, held: _Samples, start_CD: Tensor, on_value: Callable[[], None]
+) -> tuple[float, Tensor]:
     """The strength with the lowest loss of the samples held out, and its solution."""
     best, found = float("inf"), (_OF_FEW, start_CD)
     solution_CD = start_CD
     for strength in STRENGTHS:
-        solution_CD = _solved(fitted, strength, solution_CD)
+        solution_CD = _solved(fitted, strength, solution_CD, on_value)
         loss = float(held.loss(solution_CD))
         if loss >= best:
             break
@@ -106,7 +116,9 @@ def _chosen(fitted: _Samples, held: _Samples, start_CD: Tensor) -> tuple[float, 
     return found
 
 
-def _solved(samples: _Samples, strength: float, start_CD: Tensor) -> Tensor:
+def _solved(
+    samples: _Samples, strength: float, start_CD: Tensor, on_value: Callable[[], None]
+) -> Tensor:
     """The minimum, sought from `start_CD` on."""
     solution_CD = start_CD.clone().requires_grad_()
     search = torch.optim.LBFGS(
@@ -120,6 +132,7 @@ def _solved(samples: _Samples, strength: float, start_CD: Tensor) -> Tensor:
         search.zero_grad()
         loss = samples.loss(solution_CD) + strength / 2 * solution_CD[:, :-1].square().sum()
         loss.backward()  # type: ignore[no-untyped-call]
+        on_value()
         return float(loss.detach())
 
     search.step(value)  # type: ignore[no-untyped-call]
