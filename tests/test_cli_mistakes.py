@@ -46,7 +46,6 @@ WRONG_WORDS: list[tuple[str, str, dict[str, str], list[str]]] = [
     ("train photos --data.train no/x --data.val no/y", "data.not-found", {"path": "no/x"}, []),
     ("train debug --data ''", "data.empty-location", {}, []),  # as from `--data $UNSET`
     ("evaluate tests", "checkpoint.wrong-path", {"path": "tests"}, []),
-    ("evaluate x --optim.lr 1", "recipe.key-without-effect", {"key": "optim.lr"}, []),
     ("evaluate x --predictions p.txt", "option.wrong-suffix", {"suffix": ".csv"}, []),
     ("data stage x --to y --optim.lr 1", "option.takes-no-recipe-keys", {"key": "optim.lr"}, []),
     ("data show x --optim.lr 1", "option.needs-augmented", {"key": "optim.lr"}, []),
@@ -129,6 +128,11 @@ def test_data_or_a_run_in_place_of_a_recipe(
     (tmp_path / "debug").mkdir()
     monkeypatch.chdir(tmp_path)
     check(refused("train", "debug", "--data", "none"), "data.not-found", path="none")
+
+
+def test_a_key_without_effect_on_an_evaluation(finished: Path) -> None:
+    error = refused("evaluate", finished, "--optim.lr", "1")
+    check(error, "recipe.key-without-effect", key="optim.lr")
 
 
 def test_a_run_that_is_not_the_first_argument(finished: Path, digits: Path, tmp_path: Path) -> None:
