@@ -174,8 +174,8 @@ def trainyard(model: nn.Module, **average: Any) -> Step:
 
 
 GOSSIP: dict[str, Any] = {"name": "gossip", "topology": "one-peer-exponential"}
-WITH_16TH = GOSSIP | {"topology": "benchmarks.convergence:with_global_rounds"}
-WITH_8TH = GOSSIP | {"topology": "benchmarks.convergence:with_more_global_rounds"}
+PERIODS = {"our periodic": 16, "our periodic, every 2 steps": 2}
+"""Steps, of which one differs from the others."""
 CONTENDERS: dict[str, Callable[[nn.Module], Step]] = {
     "DDP alone": ddp_alone,
     "our all-reduce": partial(trainyard, name="allreduce"),
@@ -184,19 +184,9 @@ CONTENDERS: dict[str, Callable[[nn.Module], Step]] = {
     "our gossip": partial(trainyard, **GOSSIP),
     "DDP alone, bf16": partial(ddp_alone, halves=True),
     "our gossip, bf16": partial(trainyard, **GOSSIP, compress="bf16"),
-    "our periodic": partial(trainyard, name="periodic", every=16),
     "our gossip, no overlap": partial(trainyard, **GOSSIP, overlap=False),
-    "our gossip, every 16th round of all": partial(trainyard, **WITH_16TH),
-    "our gossip, no overlap, every 8th round of all": partial(trainyard, **WITH_8TH, overlap=False),
-    "our periodic, every 2 steps": partial(trainyard, name="periodic", every=2),
+    **{name: partial(trainyard, name="periodic", every=every) for name, every in PERIODS.items()},
 }
-PERIODS = {
-    "our periodic": 16,
-    "our gossip, every 16th round of all": 16,
-    "our gossip, no overlap, every 8th round of all": 8,
-    "our periodic, every 2 steps": 2,
-}
-"""Steps, of which one differs from the others."""
-OVERLAPPED = ("decent-dp", "our gossip", "our gossip, bf16", "our gossip, every 16th round of all")
+OVERLAPPED = ("decent-dp", "our gossip", "our gossip, bf16")
 SLOW_ONLY = ("DDP alone, bf16", "our gossip, bf16", "our periodic")
-OPTIONAL = ("our gossip, no overlap", *[*PERIODS][1:])
+OPTIONAL = ("our gossip, no overlap", "our periodic, every 2 steps")

@@ -122,7 +122,7 @@ def train_rank(rank: int, job: Job, port: int, folder: Path) -> Run:
 
 
 Work = Callable[[int, Job, int, Path], Run]
-"""What a process of a team does: see `train_rank`."""
+"""A function like `train_rank`, which each process of a team calls for a job."""
 
 
 class Team:

@@ -128,7 +128,7 @@ def test_whole_images_see_all_of_them(tmp_path: Path) -> None:
 
 
 def test_a_share_is_of_the_fit_that_it_was_set_for(tmp_path: Path) -> None:
-    """Of a recipe that another one extends, and of one whose keys the command line changes."""
+    """A recipe that extends another one sets `data.fit`, or the command line does."""
     base = tmp_path / "base.toml"
     base.write_text("[data]\ncrop_pct = 0.9\n")
     for fit, share in (("pad", 1), ("squash", 1), ("crop", 0.9)):
