@@ -24,11 +24,11 @@ demo: setup
 
 # What tests, checks and the documentation need besides. What the tests compare with: two scripts of
 # DALI's, without the libraries that it needs, and decentralized training as published. And what
-# they drive: Ray, submitit, manifests.
+# they drive: Ray, manifests.
 .venv/.dev: .venv/.ready requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --requirement requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --no-deps nvidia-dali-cuda130==2.4.0 \
-		decent-dp==0.2.3 loguru==0.7.3 submitit==1.5.4
+		decent-dp==0.2.3 loguru==0.7.3
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock \
 		--constraint requirements-dev.lock \
 		'ray[train]==2.60.0' kubernetes-validate==1.37.0 kubeflow-trainer-api==2.3.0

@@ -140,7 +140,6 @@ def test_dry_run(capsys: Capture, digits: Path, tmp_path: Path) -> None:
         (["--gpus", "1", "--nodes", "two"], "option.invalid", {"option": "--nodes"}),
         (["--gpus", "1", "--seeds", "1-3"], "option.invalid", {"option": "--seeds"}),
         (["--gpus", "1", "--seeds", "1,2", "--run.seed", "3"], "launch.seeds-and-seed", {}),
-        (["--gpus", "1", "--submitit"], "launch.dry-run-of-submitit", {}),
         (["--gpus", "1", "--run.lenght", "3 steps"], "recipe.unknown-key", {}),
     ],
 )

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import re
 import shlex
 import subprocess
@@ -244,36 +243,6 @@ def test_a_job_that_cannot_start_is_named(
     job = job_in(said.out)
     at_slurm.ask("scancel", job)
     assert f"job {job} does not start as it is (Partition" in said.err
-
-
-@pytest.mark.night
-def test_submitit(
-    at_slurm: SlurmCluster,
-    digits: Path,
-    capsys: Capture,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip("submitit", reason="needs submitit: make .venv/.dev")
-    log = tmp_path / "log"
-    for name, value in environment(at_slurm, log).items():
-        monkeypatch.setenv(name, value)
-    (log / "slow").touch()
-    words = ("--data", digits, "--run", "run", "--run.length", "30 steps", *OPTIONS)
-    options = ("--partition", "day-low", "--ranks", 2, "--nodes", 2, "--time", 1)
-    job = submitted(capsys, "--submitit", *options, *words)
-    urgent = ("--partition=day-high", "--nodes=2", "--exclusive", "--output=/dev/null")
-    causes = (("scancel", "--signal=USR2", job), ("sbatch", *urgent, "--wrap=true"))
-    for number, cause in enumerate(causes, start=1):
-        wait_for_two_steps(log)
-        at_slurm.ask(*cause)
-        wait_for_requeue(at_slurm, job, number)
-    (log / "slow").unlink()
-    assert at_slurm.wait_for_end(job) == "COMPLETED"
-    for rank in range(2):
-        result = tmp_path / "run" / "submitit" / f"{job}_{rank}_result.pkl"
-        assert pickle.loads(result.read_bytes()) == ("success", 0)
-        assert [step for step, _ in noted(log, rank)] == list(range(1, 31))
 
 
 @pytest.mark.night

@@ -44,7 +44,7 @@ class Allocation:
     """Seconds before the time limit at which the ranks get the signal to save."""
 
 
-def options_of(allocation: Allocation) -> dict[str, str]:
+def _options(allocation: Allocation) -> dict[str, str]:
     """sbatch options and values for resources, time and mail."""
     options = {"nodes": allocation.nodes}
     if allocation.gpus:
@@ -79,7 +79,7 @@ def script(
     instance; `seeds`: makes an array with one job per seed. The text itself documents how the job
     reacts to each exit code of the ranks.
     """
-    options = {"job-name": job.name, "chdir": str(folder), **options_of(allocation)}
+    options = {"job-name": job.name, "chdir": str(folder), **_options(allocation)}
     if seeds:
         options["array"] = ",".join(map(str, seeds))
     output = str(job.run).replace("%", "%%") + ("-seed%a" if seeds else "")

@@ -21,7 +21,6 @@ from trainyard.cli.launch.common import (
 from trainyard.cli.options import positive, whole
 from trainyard.errors import InputError, TrainyardError
 from trainyard.files import write_text, writing
-from trainyard.launch.job import Job
 from trainyard.launch.slurm import Allocation, runs_of, script
 from trainyard.launch.slurm_cores import cores_per_gpu
 from trainyard.launch.slurm_queue import state_of
@@ -79,9 +78,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         help=f"seconds before the time limit at which the ranks save ({_GRACE_S})",
     )
     parser.add_argument("--seeds", type=_seeds, default=(), metavar="0,1,2", help="a job for each")
-    parser.add_argument(
-        "--submitit", action="store_true", help="submit through submitit (no --restarts)"
-    )
     add_restarts(parser, default=_RESTARTS)
     parser.set_defaults(run_command=launch)
 
@@ -93,8 +89,6 @@ def launch(options: argparse.Namespace) -> int:
     if options.seeds and "run.seed" in options.overrides:
         raise InputError("launch.seeds-and-seed")
     setup, folder = [_source_if_file(line) for line in options.setup], Path.cwd()
-    if options.submitit:
-        return _launch_submitit(job, allocation, setup, options)
     text = script(
         job,
         allocation,
@@ -122,28 +116,13 @@ def launch(options: argparse.Namespace) -> int:
     if done.returncode:
         reason = " ".join(done.stderr.split()).removeprefix("sbatch: error: ")
         raise TrainyardError("launch.job-refused", reason=reason)
-    _print_submitted(done.stdout.strip().partition(";")[0], runs, "slurm-*.out")
+    _print_submitted(done.stdout.strip().partition(";")[0], runs)
     return 0
 
 
-def _launch_submitit(
-    job: Job, allocation: Allocation, setup: Sequence[str], options: argparse.Namespace
-) -> int:
-    from trainyard.launch.submitit import submit
-
-    if options.dry_run:
-        raise InputError("launch.dry-run-of-submitit")
-    if options.time is None:
-        raise InputError("launch.submitit-without-time")
-    _check_sbatch()
-    job_id = submit(job, allocation, setup=setup, seeds=options.seeds)
-    _print_submitted(job_id, runs_of(job.run, options.seeds), "submitit/*.out")
-    return 0
-
-
-def _print_submitted(job_id: str, runs: Sequence[Path], output: str) -> None:
+def _print_submitted(job_id: str, runs: Sequence[Path]) -> None:
     print(f"job {job_id} trains in {', '.join(map(str, runs))}")
-    print(f"watch:  squeue -j {job_id};  tail -F {shlex.quote(str(runs[0]))}/{output}")
+    print(f"watch:  squeue -j {job_id};  tail -F {shlex.quote(str(runs[0]))}/slurm-*.out")
     print(f"stop:   scancel --signal=TERM {job_id}   (it saves first)")
     print(f"cancel: scancel {job_id}", flush=True)
     found = state_of(job_id)
