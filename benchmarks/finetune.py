@@ -1,14 +1,14 @@
-"""How near `trainyard train finetune`, without a key, comes to the best of a grid of settings.
+"""What the recipes `finetune` and `finetune-small` find on small sets, and what other rates find.
 
 python -m benchmarks.finetune FOLDER [--only SET ...] [--seeds 5] [--grid 60] [--seconds 100]
     [--hardware NAME]
 
-Six small sets of real images, and EfficientNet-Lite0 as it was pretrained on ImageNet. The grid is
-what a user would try by hand, without a linear probe: rates x layer decays x epochs x statistics of
-batch norm, kept or not. Beside it are the recipe as it is (`new`), as it was (`old`), and variants
-of it. A run has a folder of training images, of which a tenth validates, as that of a user. Then
-three of its checkpoints are evaluated on test images that chose nothing: the best by validation,
-the last, and that of step 0, the probe.
+Six small sets of real images, and EfficientNet-Lite0 as it was pretrained on ImageNet. Beside the
+rates of both recipes are those of the first edition, without a linear probe (`old`), and a grid
+around them: rates x layer decays x epochs x statistics of batch norm, kept or not. A run has a
+folder of training images, of which a tenth validates, as that of a user. Then three of its
+checkpoints are evaluated on test images that chose nothing: the best by validation, the last, and
+that of step 0, the probe.
 
 FOLDER is for the data and `finetune.jsonl`, the finished runs, one after another. It holds, under
 `sources`, the unpacked files of the packages below; nothing is downloaded:
@@ -18,7 +18,7 @@ FOLDER is for the data and `finetune.jsonl`, the finished runs, one after anothe
     emoji-datasource-google 16.0.0, of npm
 
 The program starts no run after --seconds: call it again until nothing is left. --hardware writes
-the table. --grid N: the first N settings only, which are those that differ most.
+the tables. --grid N: the first N settings only, which are those nearest to `finetune-small`.
 """
 
 import argparse
@@ -48,10 +48,10 @@ from trainyard.run.trainer import train
 from trainyard.world import World
 
 MODEL = "tf_efficientnet_lite0"
-RATES = (2e-4, 1e-3, 5e-5, 5e-4, 2e-3)
-DECAYS = (0.7, 1.0, 0.85)
+RATES = (1e-3, 5e-4, 2e-3, 2e-4, 5e-5)
+DECAYS = (0.85, 0.7, 1.0)
 EPOCHS = (20, 40)
-KEPT = (False, True)  # the statistics of batch norm
+MOVE = (False, True)  # the statistics of batch norm
 SUBJECTS = ("animals", "food", "household", "plants", "seasonal", "symbols", "town", "vehicles")
 
 Pictures = Iterator[tuple[str, Image.Image]]
@@ -154,22 +154,26 @@ def _save(image: Image.Image, path: Path) -> None:
 
 # --- the runs ---
 
+SMALL = "finetune-small"
 OLD = {"model.linear_probe": False, "model.freeze_statistics": False}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "new": {},
+    "finetune": {"optim.lr": 2e-4, "optim.layer_decay": 0.7},
+    SMALL: {"optim.lr": 1e-3, "optim.layer_decay": 0.85},
     "old": OLD | {"optim.lr": 2e-4, "optim.layer_decay": 0.7},
-    "rate 0.001": {"optim.lr": 1e-3},
-    "rate 0.001, decay 0.85": {"optim.lr": 1e-3, "optim.layer_decay": 0.85},
 }
 
 
 def grid() -> Iterator[tuple[str, dict[str, Any]]]:
-    """The 60 settings by name; the rates come first, as they matter most."""
-    for is_kept, epochs, decay, rate in product(KEPT, EPOCHS, DECAYS, RATES):
-        name = f"rate {rate:g}, decay {decay:g}, {epochs} epochs{', statistics kept' * is_kept}"
-        keys: dict[str, Any] = {"model.linear_probe": False, "optim.lr": rate}
-        keys |= {"optim.layer_decay": decay, "run.length": f"{epochs} epochs"}
-        yield name, keys | {"model.freeze_statistics": is_kept}
+    """The 60 settings by name, but for those that have a name in VARIANTS; the nearest first."""
+    for moves, epochs, decay, rate in product(MOVE, EPOCHS, DECAYS, RATES):
+        keys: dict[str, Any] = {"optim.lr": rate, "optim.layer_decay": decay}
+        if keys in VARIANTS.values() and epochs == EPOCHS[0] and not moves:
+            continue
+        name = f"rate {rate:g}, decay {decay:g}, {epochs} epochs{', statistics move' * moves}"
+        yield (
+            name,
+            keys | {"run.length": f"{epochs} epochs", "model.freeze_statistics": not moves},
+        )
 
 
 def keys_of(folder: Path, name: str, seed: int) -> dict[str, Any]:
@@ -194,7 +198,7 @@ def run_one(keys: dict[str, Any], folder: Path, test: Path) -> Run:
     begun = _cpu_seconds()
     try:
         outcome = train(
-            load_recipe("finetune", keys), folder, world=World(), console=Console(quiet=True)
+            load_recipe(SMALL, keys), folder, world=World(), console=Console(quiet=True)
         )
     except DivergedError as error:
         return {"top1": None, "error": f"{error}"}
@@ -258,10 +262,13 @@ def run_all(options: argparse.Namespace) -> list[Run]:
 
 NOTES = """\
 Top-1 on the test images of the checkpoint that was the best by validation, and in brackets of the
-last one: mean over the seeds with its standard error. Train: images, or so many a class. Best of
-the grid: the setting with the highest mean of those that have as many seeds as `new`, which
-flatters it, as the same images choose it. Gap: that minus `new`. Longer: processor time of `new`
-over that of `old`.
+last one: mean over the seeds with its standard error. Train: images, or so many a class. Longer:
+processor time of `finetune-small` over that of `old`.
+
+"""
+BESIDE = """
+Other settings, mean over the sets, as many as there are whole. Difference: from `finetune-small`,
+mean over sets and seeds with its standard error, the best checkpoint and, in brackets, the last.
 
 """
 
@@ -269,28 +276,44 @@ over that of `old`.
 def table(found: list[Run]) -> str:
     names = [*VARIANTS]
     lines = [
-        f"| set | train | seeds | probe | {' | '.join(names)} | best of the grid | gap | longer |",
-        "|---" * (len(names) + 7) + "|",
+        f"| set | train | seeds | probe | {' | '.join(names)} | longer |",
+        "|---" * (len(names) + 5) + "|",
     ]
     for name in SETS:
         runs = [run for run in select(found, set=name) if run["top1"] is not None]
-        if select(runs, setting="new"):
+        if select(runs, setting=SMALL):
             lines.append(row(name, runs))
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + BESIDE + beside(found)
 
 
 def row(name: str, runs: list[Run]) -> str:
-    new, old = (select(runs, setting=each) for each in ("new", "old"))
-    seeds = {run["seed"] for run in new}
-    tried = {each: of for each, _ in grid() if (of := select(runs, setting=each))}
-    whole = {each: of for each, of in tried.items() if {run["seed"] for run in of} >= seeds}
-    best = max(whole, key=lambda each: _mean(whole[each]), default="")
-    cells = [percent([{"top1": run["probe"]} for run in new])]
+    small, old = (select(runs, setting=each) for each in (SMALL, "old"))
+    cells = [percent([{"top1": run["probe"]} for run in small])]
     cells += [_both(select(runs, setting=each)) for each in VARIANTS]
-    cells.append(f"{_both(whole[best])}: {best}; of {len(whole)}" if best else "")
-    cells.append(f"{100 * (_mean(whole[best]) - _mean(new)):+.2f}" if best else "")
-    cells.append(f"{_seconds(new) / _seconds(old):.2f}" if old else "")
-    return f"| {name} | {SETS[name].train} | {len(new)} | {' | '.join(cells)} |"
+    cells.append(f"{_seconds(small) / _seconds(old):.2f}" if old else "")
+    return f"| {name} | {SETS[name].train} | {len(small)} | {' | '.join(cells)} |"
+
+
+def beside(found: list[Run]) -> str:
+    """Each setting beside the small recipe, over the pairs of set and seed that both have."""
+    lines = ["| setting | pairs | top-1 | difference |", "|---|---|---|---|"]
+    ours = {(run["set"], run["seed"]): run for run in select(found, setting=SMALL)}
+    for setting in [*VARIANTS, *dict(grid())]:
+        pairs = [
+            (run, ours[key])
+            for run in select(found, setting=setting)
+            if (key := (run["set"], run["seed"])) in ours and run["top1"] is not None
+        ]
+        if {run["set"] for run, _ in pairs} >= {*SETS}:
+            gaps = [_gap(pairs, key) for key in ("top1", "last")]
+            mean = 100 * _mean(run for run, _ in pairs)
+            lines.append(f"| {setting} | {len(pairs)} | {mean:.2f} | {gaps[0]} ({gaps[1]}) |")
+    return "\n".join(lines) + "\n"
+
+
+def _gap(pairs: list[tuple[Run, Run]], key: str) -> str:
+    gaps = [100 * (run[key] - ours[key]) for run, ours in pairs]
+    return f"{statistics.mean(gaps):+.2f} ± {statistics.stdev(gaps) / len(gaps) ** 0.5:.2f}"
 
 
 def _both(runs: list[Run]) -> str:

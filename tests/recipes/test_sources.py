@@ -27,7 +27,8 @@ from trainyard.training.step import MicroBatch
 beside_source = runpy.run_path(str(DOCS / "_reference.py"))["beside_source"]
 
 # These name no source, or one for a part of their settings only.
-OF_OUR_OWN = {"debug", "digits", "fashion-mnist", "finetune", "photos", "vit-s16-muon"}
+OF_OUR_OWN = {"debug", "digits", "fashion-mnist", "photos", "vit-s16-muon"}
+OF_OUR_OWN |= {"finetune", "finetune-small"}
 NAMES = [name for name in builtin_recipes() if name not in OF_OUR_OWN]
 # Where data lie, and how often a run evaluates, changes no result.
 NO_RESULT = {"data.train", "data.val", "run.eval_every", "run.save_every", "run.log_every"}
