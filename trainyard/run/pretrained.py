@@ -57,16 +57,18 @@ def resumed_weights(asked: str, folder: RunDirectory) -> Beginning:
 def with_pixels(config: RunConfig, begun: Beginning) -> RunConfig:
     """The recipe with the pixels of its weights, but for the keys that it sets itself.
 
-    Mean and std of other channels than the recipe's are left out. CheckpointError if a value is
-    none for a recipe.
+    A `crop_pct` stays with its `fit`, of the recipe or the weights. Mean and std of other channels
+    than the recipe's are left out. CheckpointError if a value is none for a recipe.
     """
-    known = config.data.model_fields_set
-    has_other_fit = "fit" in known and begun.pixels.get("fit", "crop") != config.data.fit
+    known, pixels = config.data.model_fields_set, begun.pixels
+    has_other_fit = pixels.get("fit", "crop") != config.data.fit
+    if has_other_fit and "fit" not in known:
+        known, pixels = known - {"crop_pct"}, {"crop_pct": 1.0} | pixels
     brought = {
         f"data.{key}": value
-        for key, value in begun.pixels.items()
+        for key, value in pixels.items()
         if key not in known
-        and not (key == "crop_pct" and has_other_fit)  # it means another share
+        and not (key == "crop_pct" and has_other_fit and "fit" in known)
         and not (isinstance(value, list | tuple) and len(value) != config.data.channels)
     }
     try:
