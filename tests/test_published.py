@@ -1,5 +1,6 @@
 """Networks with published weights classify photographs without a run."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from skimage import data
 
 from tests.command_line import Capture, run
 from tests.errors import check, raises, refused
+from trainyard.classifier import load
+from trainyard.export.export import Exporter
 from trainyard.published import load_published
 
 LITE = "tf_efficientnet_lite0"
@@ -49,6 +52,20 @@ def test_the_command(weights: Path, coffee: Path, capsys: Capture) -> None:
     assert capsys.readouterr().out.count("espresso") == 2
 
 
+def test_an_export_is_used_as_its_run(averaged: Path, digits: Path, tmp_path: Path) -> None:
+    """Its size and EXIF were timm's, and its sigmoids a softmax."""
+    of_run = replace(load(averaged, overrides={"data.exif": "true"}), has_lists=True)
+    file = tmp_path / "digits.safetensors"
+    Exporter(of_run).to_file(file, "safetensors")
+    found, _ = load_published("test_resnet", file)
+    assert (found.image_size, found.config.data.exif, found.has_lists) == (40, True, True)
+    images = sorted((digits / "val" / "3").iterdir())[:3]
+    for ours, theirs in zip(found.predict(images), of_run.predict(images), strict=True):
+        assert dict(ours) == pytest.approx(dict(theirs))
+    asked, _ = load_published("test_resnet", file, overrides={"data.crop_pct": "0.9"})
+    assert (asked.config.data.crop_pct, asked.config.data.std) == (0.9, (0.38,) * 3)
+
+
 def test_what_does_not_go_together(weights: Path, coffee: Path, finished: Path) -> None:
     with raises("weights.do-not-fit", name="resnet18"):
         load_published("resnet18", weights)
@@ -57,3 +74,9 @@ def test_what_does_not_go_together(weights: Path, coffee: Path, finished: Path) 
     check(refused("predict", "--checkpoint", weights, coffee), "option.checkpoint-without-model")
     check(refused("predict", "--model", LITE, "--ema", coffee), "option.ema-without-run")
     check(refused("predict", finished), "option.missing-image")
+    best = finished / "checkpoints" / "best"
+    for path, folder in ((finished, finished), (best / "model.safetensors", best)):
+        error = refused("predict", "--model", "test_vit", "--checkpoint", path, coffee)
+        check(error, "weights.of-a-run", path=path, folder=folder)
+    with raises("checkpoint.wrong-path", path=coffee.parent):
+        load_published("test_vit", coffee.parent)
