@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from safetensors.torch import save_file
 from skimage import data
+from timm import create_model
 
 from tests.command_line import Capture, run
 from tests.errors import check, raises, refused
@@ -50,6 +52,19 @@ def test_photographs_get_their_classes(weights: Path) -> None:
 def test_the_command(weights: Path, coffee: Path, capsys: Capture) -> None:
     assert run("predict", "--model", LITE, "--checkpoint", weights, coffee, coffee) == 0
     assert capsys.readouterr().out.count("espresso") == 2
+
+
+def test_the_share_of_timm_s_test_size(tmp_path: Path) -> None:
+    """It was that of the training size, 0.95, as it is of any other size."""
+    save_file(create_model("resnet18").state_dict(), tmp_path / "resnet18.safetensors")
+    for asked, size, share in (
+        (dict[str, str](), 288, 1.0),
+        ({"data.eval_size": "224"}, 224, 0.95),
+        ({"data.image_size": "224", "data.eval_size": "288"}, 288, 1.0),
+        ({"data.crop_pct": "0.9"}, 288, 0.9),
+    ):
+        found, _ = load_published("resnet18", tmp_path / "resnet18.safetensors", overrides=asked)
+        assert (found.image_size, found.config.data.crop_pct) == (size, share)
 
 
 def test_an_export_is_used_as_its_run(averaged: Path, digits: Path, tmp_path: Path) -> None:

@@ -99,6 +99,9 @@ def _prepared(
         keys["data.image_size"] = as_size(*size[1:])
     keys["data.fit"] = pixels.get("fit", "crop")  # of which data.crop_pct is a share
     config = override(RunConfig(), keys | dict(asked))
+    test, share = noted.get("test_input_size"), noted.get("test_crop_pct")
+    if test and share and as_size(*test[1:]) == (config.data.eval_size or config.data.image_size):
+        pixels["crop_pct"] = share
     return with_pixels(config, Beginning(source.about, pixels=pixels)), source
 
 
