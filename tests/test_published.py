@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import save_file
 from skimage import data
@@ -67,6 +68,17 @@ def test_the_share_of_timm_s_test_size(tmp_path: Path) -> None:
         assert (found.image_size, found.config.data.crop_pct) == (size, share)
 
 
+def test_an_entry_with_other_names(tmp_path: Path) -> None:
+    """The prefix had no effect, and the file was refused."""
+    given = create_model("test_resnet", num_classes=7).state_dict()
+    named = {f"net.{name}": weight for name, weight in given.items()}
+    torch.save({"mine": named, "model": given}, tmp_path / "a.pth")
+    keys = {"model.checkpoint_key": "mine", "model.checkpoint_prefix": "net."}
+    found, _ = load_published("test_resnet", tmp_path / "a.pth", overrides=keys)
+    assert found.classes == tuple("0123456")
+    assert torch.equal(found.model.state_dict()["fc.weight"].cpu(), given["fc.weight"])
+
+
 def test_an_export_is_used_as_its_run(averaged: Path, digits: Path, tmp_path: Path) -> None:
     """Its size and EXIF were timm's, and its sigmoids a softmax."""
     of_run = replace(load(averaged, overrides={"data.exif": "true"}), has_lists=True)
@@ -89,6 +101,9 @@ def test_what_does_not_go_together(weights: Path, coffee: Path, finished: Path) 
     check(refused("predict", "--checkpoint", weights, coffee), "option.checkpoint-without-model")
     check(refused("predict", "--model", LITE, "--ema", coffee), "option.ema-without-run")
     check(refused("predict", finished), "option.missing-image")
+    for key, value in (("checkpoint", weights), ("name", "resnet34"), ("freeze", "blocks.*")):
+        error = refused("predict", "--model", LITE, f"--model.{key}", value, coffee)
+        check(error, "recipe.key-without-effect", key=f"model.{key}")
     best = finished / "checkpoints" / "best"
     for path, folder in ((finished, finished), (best / "model.safetensors", best)):
         error = refused("predict", "--model", "test_vit", "--checkpoint", path, coffee)

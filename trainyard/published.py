@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from trainyard.classifier import Classifier
+from trainyard.compare import check_keys
 from trainyard.config import RunConfig, override
 from trainyard.errors import CheckpointError
 from trainyard.files import find_checkpoint
@@ -20,6 +21,10 @@ from trainyard.model.weights import LoadedWeights, pixels_in
 from trainyard.run.build import build_run_model
 from trainyard.run.pretrained import Beginning, initial_source, with_pixels
 from trainyard.world import World, pick_device
+
+_SECTIONS = ("model", "data", "batch")
+_OF_MODEL = ("options", "channels_last", "checkpoint_key", "checkpoint_prefix")
+_WHAT = "a prediction with published weights, which --model and --checkpoint name"
 
 
 def load_published(
@@ -35,10 +40,11 @@ def load_published(
     prepared as the file or a config.json beside it says, else as timm notes for the model.
     `overrides` of recipe keys: {"data.eval_size": "288"}. Classes have the file's names, or
     ImageNet's where their number is that of one of its sets. CheckpointError if the weights cannot
-    be read, do not fit, have no classifier or are a run's.
+    be read, do not fit, have no classifier or are a run's, RecipeError for a key without effect.
     """
     import timm
 
+    check_keys(overrides or {}, _SECTIONS, _WHAT, _OF_MODEL)
     check_name(name)
     if checkpoint is not None:
         _refuse_run(Path(checkpoint))
@@ -70,7 +76,8 @@ def _adapted(
 ) -> tuple[nn.Module, list[str]]:
     """The model with these weights, and how they were adapted."""
     model = build_run_model(config, len(classes))
-    log = adapt_weights(model, source, classes=classes, name=config.model.name)
+    name, prefix = config.model.name, config.model.checkpoint_prefix
+    log = adapt_weights(model, source, classes=classes, name=name, prefix=prefix)
     if reason := why_without_classifier(log):
         raise CheckpointError("weights.classifier-unusable", source=source.about, reason=reason)
     return model, log
@@ -109,7 +116,8 @@ def _num_classes(config: RunConfig, source: LoadedWeights, noted: Mapping[str, A
     """Rows of the classifier: by its weights, or as timm notes it."""
     with torch.device("meta"):
         model = build_run_model(config, noted.get("num_classes") or 1000)
-    held = [key for key in classifier_keys(model) if key in source.weights]
+    keys = [f"{config.model.checkpoint_prefix}{key}" for key in classifier_keys(model)]
+    held = [key for key in keys if key in source.weights]
     return len(source.weights[held[0]]) if held else int(noted.get("num_classes") or 1000)
 
 
