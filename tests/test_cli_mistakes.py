@@ -130,9 +130,21 @@ def test_data_or_a_run_in_place_of_a_recipe(
     check(refused("train", "debug", "--data", "none"), "data.not-found", path="none")
 
 
-def test_a_key_without_effect_on_an_evaluation(finished: Path) -> None:
-    error = refused("evaluate", finished, "--optim.lr", "1")
-    check(error, "recipe.key-without-effect", key="optim.lr")
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("optim.lr", "1"),
+        ("model.checkpoint", "better.pth"),  # whose weights one took for those of the result
+        ("model.ema_decay", "0.99"),
+        ("model.freeze", "blocks.*"),
+    ],
+)
+def test_a_key_without_effect_after_the_training(
+    key: str, value: str, finished: Path, tmp_path: Path
+) -> None:
+    for words in (["evaluate"], ["export", tmp_path / "m.pt2"], ["predict", tmp_path / "a.png"]):
+        error = refused(words[0], finished, *words[1:], f"--{key}", value)
+        check(error, "recipe.key-without-effect", key=key)
 
 
 def test_a_run_that_is_not_the_first_argument(finished: Path, digits: Path, tmp_path: Path) -> None:

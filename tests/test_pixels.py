@@ -143,6 +143,17 @@ def test_a_share_is_of_the_fit_that_it_was_set_for(tmp_path: Path) -> None:
     assert load_recipe(str(tmp_path / "pad.toml"), {"data.fit": "crop"}).data.crop_pct == 0.875
 
 
+@pytest.mark.parametrize("mode", ["border", "squash"])
+def test_a_share_goes_where_weights_bring_another_fit(mode: str, tmp_path: Path) -> None:
+    """The recipe photos with weights of whole images was evaluated without their border."""
+    own = recipe(tmp_path, data__crop_pct="0.95")
+    for noted, share in (({}, 1), ({"crop_pct": 0.9}, 0.9)):
+        brought = Beginning("timm's", pixels=pixels_in({"crop_mode": mode, **noted}))
+        assert with_pixels(own, brought).data.crop_pct == share
+        asked = override(own, {"data.fit": "pad" if mode == "border" else mode})
+        assert with_pixels(asked, brought).data.crop_pct == 0.95
+
+
 def test_defaults_stay_defaults_where_other_keys_are_set(tmp_path: Path, digits: Path) -> None:
     """`--data` once wrote every key out, so that no default could be told from a wish."""
     config = on_data(recipe(tmp_path), [str(digits)])

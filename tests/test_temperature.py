@@ -11,7 +11,7 @@ import torch
 from timm import create_model
 from torch.nn import functional as F
 
-from tests.command_line import Capture, newest, shown
+from tests.command_line import Capture, newest, run, shown
 from tests.errors import check, raises, refused
 from trainyard.classifier import load
 from trainyard.run.temperature import best_temperature, divide, load_temperatures
@@ -85,6 +85,18 @@ def test_evaluate_fits_and_all_commands_use_it(
     assert f"divided by {fitted['ema_temperature']}" in card
     assert result("--no-temperature") == before == result()
     assert load_temperatures(newest(copied)) == {}
+
+
+def test_what_predict_would_not_repeat_is_not_fitted(copied: Path, some: Path) -> None:
+    """Three of ten classes are told apart with more confidence."""
+    fit = ("evaluate", copied, "--temperature")
+    for key, value in (("data.eval_size", 64), ("batch.precision", "bf16")):
+        check(refused(*fit, f"--{key}", value), "temperature.other-keys", key=key)
+    error = refused(*fit, "--data", some, "--batch.size", 7)
+    check(error, "temperature.classes-left-out", location=some, num_found=3, num_classes=10)
+    assert load_temperatures(newest(copied)) == {}
+    assert run(*fit, "--data", some, "--all-classes", "--data.threads", 1, "--json") == 0
+    assert load_temperatures(newest(copied)).keys() == {"", "ema"}
 
 
 def test_other_weights_keep_theirs(copied: Path, capsys: Capture) -> None:

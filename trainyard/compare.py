@@ -48,14 +48,22 @@ def keys_of(sections: Sequence[str]) -> list[str]:
     return [key for key in all_keys() if key.partition(".")[0] in sections]
 
 
-def check_keys(keys: Iterable[str], sections: Sequence[str], what: str) -> None:
-    """RecipeError for an unknown key, or a key of other sections, which has no effect there."""
+def check_keys(
+    keys: Iterable[str],
+    sections: Sequence[str],
+    what: str,
+    of_model: Sequence[str] = ("name", "options", "channels_last"),
+) -> None:
+    """RecipeError for an unknown key, or one without effect: of other sections, or for training.
+
+    `of_model`: the keys of [model] with an effect.
+    """
     known = keys_of(sections)
     for key in keys:
-        section = key.partition(".")[0]
+        section, _, name = key.partition(".")
         if section in sections and key not in known:
             raise unknown_key(key, known)
-        if section not in sections:
+        if section not in sections or (section == "model" and name not in of_model):
             raise RecipeError(
                 "recipe.key-without-effect",
                 key=key,

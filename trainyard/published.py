@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from trainyard.classifier import Classifier
+from trainyard.compare import check_keys
 from trainyard.config import RunConfig, override
 from trainyard.errors import CheckpointError
+from trainyard.files import find_checkpoint
 from trainyard.image_size import as_size
 from trainyard.model.adapt import adapt_weights, classifier_keys, why_without_classifier
 from trainyard.model.build import check_name
@@ -19,6 +21,10 @@ from trainyard.model.weights import LoadedWeights, pixels_in
 from trainyard.run.build import build_run_model
 from trainyard.run.pretrained import Beginning, initial_source, with_pixels
 from trainyard.world import World, pick_device
+
+_SECTIONS = ("model", "data", "batch")
+_OF_MODEL = ("options", "channels_last", "checkpoint_key", "checkpoint_prefix")
+_WHAT = "a prediction with published weights, which --model and --checkpoint name"
 
 
 def load_published(
@@ -34,21 +40,21 @@ def load_published(
     prepared as the file or a config.json beside it says, else as timm notes for the model.
     `overrides` of recipe keys: {"data.eval_size": "288"}. Classes have the file's names, or
     ImageNet's where their number is that of one of its sets. CheckpointError if the weights cannot
-    be read, do not fit or have no classifier.
+    be read, do not fit, have no classifier or are a run's, RecipeError for a key without effect.
     """
     import timm
 
+    check_keys(overrides or {}, _SECTIONS, _WHAT, _OF_MODEL)
     check_name(name)
+    if checkpoint is not None:
+        _refuse_run(Path(checkpoint))
     cfg = timm.get_pretrained_cfg(name)
     noted: dict[str, Any] = asdict(cfg) if cfg is not None else {}
-    config = override(RunConfig(), _keys(name, checkpoint, noted) | dict(overrides or {}))
-    source = initial_source(config.model)
-    pixels = pixels_in(noted) | source.pixels
-    config = with_pixels(config, Beginning(source.about, pixels=pixels))
-    num_classes = _num_classes(config, source, noted)
+    asked = {"model.name": name, "model.checkpoint": str(checkpoint or "timm"), **(overrides or {})}
+    config, source = _prepared(asked, noted)
     classes, remarks = source.classes, list[str]()
     if classes is None:
-        classes, remarks = _imagenet_names(num_classes)
+        classes, remarks = _imagenet_names(_num_classes(config, source, noted))
     model, log = _adapted(config, source, classes)
     place = pick_device(World()) if device is None else torch.device(device)
     classifier = Classifier(
@@ -57,7 +63,7 @@ def load_published(
         recipe=config,
         config=config,
         checkpoint=Path(checkpoint) if checkpoint else None,
-        has_lists=False,
+        has_lists=source.noted.get("probabilities") == "sigmoid",
         step=0,
         weights="",
         device=place,
@@ -70,27 +76,48 @@ def _adapted(
 ) -> tuple[nn.Module, list[str]]:
     """The model with these weights, and how they were adapted."""
     model = build_run_model(config, len(classes))
-    log = adapt_weights(model, source, classes=classes, name=config.model.name)
+    name, prefix = config.model.name, config.model.checkpoint_prefix
+    log = adapt_weights(model, source, classes=classes, name=name, prefix=prefix)
     if reason := why_without_classifier(log):
         raise CheckpointError("weights.classifier-unusable", source=source.about, reason=reason)
     return model, log
 
 
-def _keys(name: str, checkpoint: str | Path | None, noted: Mapping[str, Any]) -> dict[str, Any]:
-    """Recipe keys for a model, with the size of images that timm notes for it."""
-    keys: dict[str, Any] = {"model.name": name, "model.checkpoint": str(checkpoint or "timm")}
+def _refuse_run(path: Path) -> None:
+    """CheckpointError for a run, a checkpoint or a file in one: its recipe is needed, too."""
+    folder = path if path.is_dir() else path.parent
+    if path.is_dir() or (folder / "manifest.json").is_file():
+        find_checkpoint(folder)  # another error for any other folder
+        raise CheckpointError("weights.of-a-run", path=path, folder=folder)
+
+
+def _prepared(
+    asked: Mapping[str, Any], of_timm: Mapping[str, Any]
+) -> tuple[RunConfig, LoadedWeights]:
+    """A recipe with the keys `asked` for, and the weights.
+
+    Images are as is written beside the weights, or else as timm notes for the model.
+    """
+    model = {key: value for key, value in asked.items() if key.startswith("model.")}
+    source = initial_source(override(RunConfig(), model).model)
+    noted, pixels = source.noted if source.pixels else of_timm, pixels_in(of_timm) | source.pixels
+    keys = {f"data.{key}": noted[key] for key in ("image_size", "exif") if key in noted}
     if size := noted.get("test_input_size") or noted.get("input_size"):
         keys["data.image_size"] = as_size(*size[1:])
-    return keys
+    keys["data.fit"] = pixels.get("fit", "crop")  # of which data.crop_pct is a share
+    config = override(RunConfig(), keys | dict(asked))
+    test, share = noted.get("test_input_size"), noted.get("test_crop_pct")
+    if test and share and as_size(*test[1:]) == (config.data.eval_size or config.data.image_size):
+        pixels["crop_pct"] = share
+    return with_pixels(config, Beginning(source.about, pixels=pixels)), source
 
 
 def _num_classes(config: RunConfig, source: LoadedWeights, noted: Mapping[str, Any]) -> int:
-    """Rows of the classifier: by the names of classes, by its weights, or as timm notes it."""
-    if source.classes:
-        return len(source.classes)
+    """Rows of the classifier: by its weights, or as timm notes it."""
     with torch.device("meta"):
         model = build_run_model(config, noted.get("num_classes") or 1000)
-    held = [key for key in classifier_keys(model) if key in source.weights]
+    keys = [f"{config.model.checkpoint_prefix}{key}" for key in classifier_keys(model)]
+    held = [key for key in keys if key in source.weights]
     return len(source.weights[held[0]]) if held else int(noted.get("num_classes") or 1000)
 
 

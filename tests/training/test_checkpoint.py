@@ -120,6 +120,27 @@ def assert_same_weights(model: nn.Module, other: nn.Module) -> None:
         assert torch.equal(tensor, theirs[name]), name
 
 
+@pytest.mark.parametrize(
+    ("classes", "has_lists", "reason"),
+    [
+        (["cat", "lion"], False, "1 of its own, such as 'dog' and 1 new, such as 'lion'"),
+        (["dog", "cat"], False, "the same in another order"),
+        (["cat", "dog"], True, "one of the two has lists of labels"),
+    ],
+)
+def test_rows_go_to_no_other_classes(
+    classes: list[str], has_lists: bool, reason: str, tmp_path: Path
+) -> None:
+    """A class that was renamed or reordered got the row in its place, without a word."""
+    path = save(tmp_path, 1)
+    loaded = state_at(0, seed=1)
+    loaded.classes, loaded.has_lists = classes, has_lists
+    with raises("checkpoint.other-classes", path=path, reason=reason):
+        load_checkpoint(loaded, path)
+    assert loaded.step == 0
+    assert_same_weights(loaded.model, state_at(0, seed=1).model)
+
+
 def test_rates_and_decays_are_the_recipe_s(tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     loaded = state_at(0, lr=0.5)

@@ -109,6 +109,8 @@ def evaluate(options: argparse.Namespace) -> int:
     check_suffix(options.predictions, "--predictions", ".csv")
     check_suffix(options.suspects, "--suspects", ".csv")
     run_folder, checkpoint = check_target(options)
+    if options.temperature:
+        _check_own_keys(options.overrides)
     from trainyard.data.index.merge import validation_splits
     from trainyard.monitor.terminal import EscapingConsole
 
@@ -137,6 +139,15 @@ def evaluate(options: argparse.Namespace) -> int:
     else:
         print_result(result, options.per_class, options.confusions)
     return 0
+
+
+def _check_own_keys(keys: Iterable[str]) -> None:
+    """InputError for a key with which a temperature would not be that of `predict` and `export`."""
+    from trainyard.compare import PRACTICAL
+
+    for key in keys:
+        if key not in PRACTICAL and key != "batch.size":
+            raise InputError("temperature.other-keys", key=key)
 
 
 def _write(options: argparse.Namespace, result: "DataSetResult") -> None:

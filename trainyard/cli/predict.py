@@ -166,7 +166,8 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 def predict(options: argparse.Namespace) -> int:
     """Run `trainyard predict`. Returns the exit code."""
-    check_overrides(options.overrides, "a prediction")
+    if options.model is None:  # else load_published() checks them
+        check_overrides(options.overrides, "a prediction")
     _check_files(options)
     _check_source(options)
     from rich.console import Console

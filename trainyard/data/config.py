@@ -87,7 +87,8 @@ class DataConfig(Section):
     """Share of the short side that the central evaluation crop covers. For a height and width: the
     image is resized to the smallest size of its own shape that covers both over `crop_pct`. With
     `fit` squash it is the share of both sides, with pad that of the long side; both 1 by default.
-    A recipe's share goes where an option, or a recipe that extends it, sets another `fit`."""
+    A recipe's share goes where an option, a recipe that extends it, or initial weights bring
+    another `fit`."""
     channels: int = Field(3, ge=1)
     """Channels of an image. 3: RGB. 1: luminance, the Y of a JPEG. Other numbers: multispectral
     images as .npy files, uint8[height, width, channels], or of two or four channels as PNG or TIFF;

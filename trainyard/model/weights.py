@@ -41,8 +41,13 @@ class LoadedWeights:
     """Names of the classifier's rows, if known."""
     is_ordered: bool = False
     """True if they are in the order of the model's layers; a .safetensors file sorts them."""
-    pixels: Pixels = field(default_factory=dict)
-    """How images were prepared for these weights, as far as known."""
+    noted: Mapping[str, Any] = field(default_factory=dict)
+    """What is written beside them: an export's header, timm's configuration, a run's [data]."""
+
+    @property
+    def pixels(self) -> Pixels:
+        """How images were prepared for these weights, as far as known."""
+        return pixels_in(self.noted)
 
 
 def pixels_in(values: Mapping[str, Any]) -> Pixels:
@@ -79,7 +84,7 @@ def read_weights(path: Path, key: str | None = None) -> LoadedWeights:
             str(path),
             _names(header.get("classes")),
             is_ordered=not is_sorted,
-            pixels=pixels_in(header),
+            noted=header,
         )
     for name in KEYS:
         if isinstance(content, Mapping) and _are_weights(content.get(name)):
@@ -113,8 +118,7 @@ def pretrained_weights(
         ) from error
     tag = model.pretrained_cfg.get("tag", "")
     full = name if not tag or name.endswith(f".{tag}") else f"{name}.{tag}"
-    pixels = pixels_in(model.pretrained_cfg)
-    return LoadedWeights(model.state_dict(), f"timm's {full}", pixels=pixels)
+    return LoadedWeights(model.state_dict(), f"timm's {full}", noted=model.pretrained_cfg)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from trainyard.data.open_datasets import (
     what_is_left_out,
 )
 from trainyard.distributed import init_distributed
-from trainyard.errors import DataError
+from trainyard.errors import DataError, InputError
 from trainyard.files import RunDirectory, read_json
 from trainyard.monitor.progress import counter
 from trainyard.run.build import build_feeds, check_decoding, trained_model
@@ -277,6 +277,13 @@ def _open(
     name = str(source_of(config.data, "val") if where is None else Source(where, "data.val"))
     data = DataSet(where=name, index=index, numbers=None if as_they_are else numbers)
     with together(world):
+        if question.temperature and numbers is not None and len(numbers) < len(classes):
+            raise InputError(
+                "temperature.classes-left-out",
+                location=name,
+                num_found=len(numbers),
+                num_classes=len(classes),
+            )
         if question.labels is None:
             return data
         if index.lists is not None:

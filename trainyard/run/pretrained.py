@@ -48,25 +48,27 @@ def put_initial_weights(config: ModelConfig, model: nn.Module, classes: Sequence
 def resumed_weights(asked: str, folder: RunDirectory) -> Beginning:
     """The beginning of a run that goes on from a checkpoint: its own, or else `run.resume`'s."""
     if saver.has_any(folder.checkpoints):
-        return Beginning("a checkpoint of this run", pixels=_pixels_of_run(folder.path))
+        return Beginning("a checkpoint of this run", pixels=pixels_in(_noted_in_run(folder.path)))
     path = Path(asked)
     run = path if RunDirectory(path).recipe.is_file() else path.resolve().parent.parent
-    return Beginning(asked, pixels=_pixels_of_run(run))
+    return Beginning(asked, pixels=pixels_in(_noted_in_run(run)))
 
 
 def with_pixels(config: RunConfig, begun: Beginning) -> RunConfig:
     """The recipe with the pixels of its weights, but for the keys that it sets itself.
 
-    Mean and std of other channels than the recipe's are left out. CheckpointError if a value is
-    none for a recipe.
+    A `crop_pct` stays with its `fit`, of the recipe or the weights. Mean and std of other channels
+    than the recipe's are left out. CheckpointError if a value is none for a recipe.
     """
-    known = config.data.model_fields_set
-    has_other_fit = "fit" in known and begun.pixels.get("fit", "crop") != config.data.fit
+    known, pixels = config.data.model_fields_set, begun.pixels
+    has_other_fit = pixels.get("fit", "crop") != config.data.fit
+    if has_other_fit and "fit" not in known:
+        known, pixels = known - {"crop_pct"}, {"crop_pct": 1.0} | pixels
     brought = {
         f"data.{key}": value
-        for key, value in begun.pixels.items()
+        for key, value in pixels.items()
         if key not in known
-        and not (key == "crop_pct" and has_other_fit)  # it means another share
+        and not (key == "crop_pct" and has_other_fit and "fit" in known)
         and not (isinstance(value, list | tuple) and len(value) != config.data.channels)
     }
     try:
@@ -84,7 +86,7 @@ def initial_source(config: ModelConfig) -> LoadedWeights:
     path = Path(asked)
     if path.is_file():
         source = read_weights(path, config.checkpoint_key)
-        return replace(source, pixels=source.pixels or _pixels_beside(path, config.name))
+        return source if source.pixels else replace(source, noted=_noted_beside(path, config.name))
     if not path.is_dir():
         raise CheckpointError("weights.not-found", value=asked)
     if config.checkpoint_key is not None:
@@ -102,22 +104,22 @@ def _source_in(folder: Path) -> LoadedWeights:
     of = name.partition("-")[2]
     about = f"{path}, {kind}{f' of decay {of}' if of else ''}"
     weights = checkpoint.load_weights(path, name)
-    return LoadedWeights(weights, about, progress["classes"], pixels=_pixels_of_run(run))
+    return LoadedWeights(weights, about, progress["classes"], noted=_noted_in_run(run))
 
 
-def _pixels_of_run(run: Path) -> Pixels:
+def _noted_in_run(run: Path) -> dict[str, Any]:
     recipe = RunDirectory(run).recipe
-    return pixels_in(load_recipe(str(recipe)).data.model_dump()) if recipe.is_file() else {}
+    return load_recipe(str(recipe)).data.model_dump() if recipe.is_file() else {}
 
 
-def _pixels_beside(path: Path, name: str) -> Pixels:
-    """The pixels of a file in a checkpoint, or beside a config.json as in timm's hub."""
+def _noted_beside(path: Path, name: str) -> dict[str, Any]:
+    """What is known of a file in a checkpoint, or beside a config.json as in timm's hub."""
     if (path.parent / "manifest.json").is_file():
-        return _pixels_of_run(find_checkpoint(path.parent)[0])
+        return _noted_in_run(find_checkpoint(path.parent)[0])
     try:
         beside = read_json(path.parent / "config.json")
         is_of_model = beside["architecture"] == name.partition(".")[0]
-        return pixels_in(beside.get("pretrained_cfg", beside)) if is_of_model else {}
+        return dict(beside.get("pretrained_cfg", beside)) if is_of_model else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 

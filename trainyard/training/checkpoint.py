@@ -157,6 +157,8 @@ def load_checkpoint(state: TrainState, path: Path) -> str | None:
     progress = read_progress(path)
     if (path / "sharded").exists():
         raise CheckpointError("checkpoint.sharded", path=path)
+    if reason := _other_classes(progress, state):
+        raise CheckpointError("checkpoint.other-classes", path=path, reason=reason)
     for name in map(_name_of, state.emas):
         if not (path / name).exists():
             raise CheckpointError("checkpoint.average-missing", path=path, name=name)
@@ -175,6 +177,16 @@ def load_checkpoint(state: TrainState, path: Path) -> str | None:
     state.last, state.best = progress["last"], progress["best"]
     state.stale = progress.get("stale", 0)  # 0.2.0 did not count
     return note
+
+
+def _other_classes(progress: Mapping[str, Any], state: TrainState) -> str:
+    """How the classes of a checkpoint differ from a run's; empty if they do not."""
+    if progress.get("has_lists", False) != state.has_lists:
+        return "one of the two has lists of labels"
+    there, here = progress["classes"], state.classes
+    alone = {"of its own": sorted({*there} - {*here}), "new": sorted({*here} - {*there})}
+    texts = [f"{len(n):,} {which}, such as {n[0]!r}" for which, n in alone.items() if n]
+    return "" if there == here else " and ".join(texts) or "the same in another order"
 
 
 def _load_training(state: TrainState, path: Path) -> str | None:
