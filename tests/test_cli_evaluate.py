@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.command_line import Capture, newest, shown
+from tests.command_line import Capture, newest, run, shown
 from tests.errors import check, raises, refused
 from tests.full_disk import full_disk
 from trainyard.cli.evaluate import write_predictions
@@ -75,6 +75,9 @@ def test_validation_data_that_has_changed_is_remarked(
     """Only a part of the training data was compared: trained images raised the accuracy."""
     assert "have been trained on some" in shown(capsys, "evaluate", changed)
     assert "have been trained on some" not in shown(capsys, "evaluate", finished)
+    assert run("evaluate", changed, "--json") == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["samples"] == 365 and "have been trained on some" in said.err
 
 
 def test_details(averaged: Path, capsys: Capture, tmp_path: Path) -> None:
