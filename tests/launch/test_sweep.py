@@ -112,6 +112,9 @@ def test_mistakes_are_found_before_anything_starts(digits: Path, tmp_path: Path)
     found = refused("sweep", "debug", *places, "--runs", tmp_path / "all", *folds)
     check(found, "recipe.val-share-beside-val-data", key="data.val_fold", val=digits / "val")
     assert not (tmp_path / "all").exists()
+    own = tmp_path / "own.toml"
+    own.write_text(f'extends = "debug"\n[data]\nval = "{digits / "val"}"\n')
+    assert run("sweep", own, *places[:2], *folds, "--dry-run") == 0  # an option replaces it
 
 
 def test_a_run_of_other_data_is_not_done(finished: Path, digits: Path) -> None:

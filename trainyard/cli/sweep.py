@@ -183,14 +183,14 @@ def _check_parts(runs: Sequence[Combination], configs: "Sequence[RunConfig]") ->
         if len({run.overrides.get(key) for run in runs}) < 2:
             continue
         for run, config in zip(runs, configs, strict=True):
-            if config.data.val is not None:
+            if config.data.val is not None and "data.val" in run.overrides:
                 from trainyard.data.open_datasets import source_of
 
                 raise RecipeError(
                     "recipe.val-share-beside-val-data",
                     key=key,
                     value=run.overrides[key],
-                    locations="the recipe",
+                    locations="the command line",
                     val=source_of(config.data, "val"),
                 )
 
