@@ -131,8 +131,7 @@ def claim_directory(
 def _claim(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]) -> None:
     saver.check_folder(folder.checkpoints)
     if _has_begun(folder):
-        _check_same_recipe(folder, config)
-        _check_same_data(folder, fingerprints)
+        check_same(folder, config, fingerprints)
         return
     environment = describe_environment() | {"fingerprints": fingerprints}
     environment["command"] = [without_secrets(word) for word in environment["command"]]
@@ -199,6 +198,12 @@ def _has_begun(folder: RunDirectory) -> bool:
     there = folder.metrics.exists()
     lines = folder.metrics.read_text(errors="replace").splitlines() if there else []
     return not all(line.startswith('{"kind": "event"') for line in lines)
+
+
+def check_same(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]) -> None:
+    """CheckpointError or DataError for a directory with a run of another recipe or other data."""
+    _check_same_recipe(folder, config)
+    _check_same_data(folder, fingerprints)
 
 
 def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
