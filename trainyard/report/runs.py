@@ -258,9 +258,11 @@ def _what_counts(run: Run) -> list[tuple[str, Any]]:
 
 def _data(run: Run) -> object:
     """The identity of a run's data. Folds of one division have the same data."""
+    fingerprints = run.environment.get("fingerprints") or {}
     if (fold := run.recipe.get(_FOLD)) is None:
-        return run.environment.get("fingerprints")
-    return run.recipe.get("data.train"), str(fold).partition("/")[2]
+        return [fingerprints.get(split) for split in ("train", "val")]
+    whole = fingerprints.get("both", run.recipe.get("data.train"))
+    return whole, str(fold).partition("/")[2]
 
 
 def _repeat(run: Run) -> list[Any]:
