@@ -16,7 +16,7 @@ from tests.report.histories import record_some, train_report, write_run
 from trainyard.report.page import page, write_report
 from trainyard.report.runs import read_runs
 from trainyard.training.label_scores import LabelScores
-from trainyard.training.recorded import record
+from trainyard.training.recorded import load_recorded, record
 
 HOSTILE = "</script><script>document.title='hacked'</script><img src=x onerror=alert(1)>"
 
@@ -177,6 +177,19 @@ def test_the_latest_events_are_marked_in_charts(tmp_path: Path) -> None:
     """The first ones were, and the table had the last."""
     marks = data_in(made(write_run(tmp_path / "run", events_of(7, 250))))["marks"]
     assert [mark["text"] for mark in marks] == [f"{n}" for n in range(200, 250)]
+
+
+def test_confidences_are_those_before_the_temperature(copied: Path) -> None:
+    """A threshold of the report was another one in `predict`."""
+    best, predicted = copied / "checkpoints" / "best", copied / "predictions.npz"
+    recorded = load_recorded(predicted)
+    assert recorded is not None
+    name = recorded.weights.rstrip("_")
+    for fitted, told in (({name: 1.625}, True), ({name: 1.0}, False), ({"ema-0.7": 2.0}, False)):
+        (best / "temperature.json").write_text(json.dumps(fitted))
+        section = made(copied).partition('id="confidence"')[2].partition("</section>")[0]
+        assert ("the temperature of 1.625" in section) is told
+        assert "before the temperature" not in section or told
 
 
 def test_images_with_lists_of_labels(tmp_path: Path) -> None:

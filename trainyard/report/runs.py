@@ -15,6 +15,7 @@ from trainyard.errors import DataError, InputError
 from trainyard.files import RunDirectory, check_run, json_object, read_json
 from trainyard.monitor.history import ENDED_EARLY, History, read_history
 from trainyard.monitor.reports import Report
+from trainyard.training.averages import prefix_of
 from trainyard.training.recorded import Recorded, load_recorded
 
 _SEED, _FOLD = REPEATS
@@ -193,6 +194,13 @@ def _lines(path: Path) -> tuple[dict[str, Any], ...]:
 def _checkpoint_file(folder: RunDirectory, name: str) -> Path | None:
     paths = (folder.checkpoints / which / name for which in ("best", "latest"))
     return next((path for path in paths if path.is_file()), None)
+
+
+def temperature_of(run: Run, prefix: str) -> float:
+    """The temperature of a run's best weights with this prefix of metrics; 1 without one."""
+    fitted = _json(run.folder.checkpoints / "best" / "temperature.json")
+    found = {prefix_of(name): number(fitted, name) for name in fitted}
+    return found.get(prefix) or 1.0
 
 
 def _classes(folder: RunDirectory) -> tuple[str, ...]:
