@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.command_line import run
+from tests.command_line import SHORT, run
 from tests.errors import check, refused
 from tests.report.histories import record_some, train_report, write_run
 from trainyard.report.page import page, write_report
@@ -265,6 +265,14 @@ def test_other_data_is_not_shown(copied: Path) -> None:
     (copied / "environment.json").write_text(json.dumps(environment))
     outline = Outline(made(copied))
     assert outline.count("img") == 0
+
+
+def test_validation_data_without_a_class_is_shown(digits: Path, tmp_path: Path) -> None:
+    """The page told that it had changed: training had opened it with the classes of train."""
+    shutil.copytree(digits / "val", tmp_path / "val", ignore=shutil.ignore_patterns("0", ".*"))
+    places = ("--data.train", digits / "train", "--data.val", tmp_path / "val")
+    assert run("train", "debug", *places, "--run", tmp_path / "run", *SHORT, "--json") == 0
+    assert Outline(made(tmp_path / "run")).count("img") > 10
 
 
 @pytest.mark.slow

@@ -72,9 +72,8 @@ def open_album(run: Run) -> Album:
 
     try:
         config = load_recipe(str(run.folder.recipe))
-        known = None if isinstance(config.data.train, str | None) else run.classes
         source = source_of(config.data, "val")
-        index = open_split(source, World(), lambda *_: None, known=known)
+        index = open_split(source, World(), lambda *_: None, known=run.classes or None)
     except (InputError, OSError) as error:
         return Album(
             why_none=f"The validation images are not at hand here ({without_secrets(str(error))})."
