@@ -362,6 +362,20 @@ def test_likely_wrong_labels_of_training_images(
             check(refused(*command), "report.suspects-unreadable", path=file)
 
 
+@pytest.mark.slow
+def test_likely_wrong_labels_of_a_part_and_of_merged_data(digits: Path, tmp_path: Path) -> None:
+    """Their names in the file are those of no place: the images were not at hand."""
+    folder, file, page_file = (tmp_path / name for name in ("run", "suspects.csv", "r.html"))
+    place = ("--data.train", digits / "val", "--data.val_share", "0.3", "--run", folder)
+    assert run("train", "debug", *place, *SHORT, "--json") == 0
+    both = ("--data", digits / "val", "--data", digits / "train")
+    for data in ((), both):
+        assert run("evaluate", folder, *data, "--suspects", file, "--json") == 0
+        assert run("report", folder, "--suspects", file, "--out", page_file) == 0
+        section = page_file.read_text().partition('id="suspects"')[2].partition("</section>")[0]
+        assert section.count("<img") == 48
+
+
 def test_a_report_replaces_the_one_before(copied: Path) -> None:
     write_report([copied])
     path = write_report([copied])
