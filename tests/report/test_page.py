@@ -192,6 +192,25 @@ def test_confidences_are_those_before_the_temperature(copied: Path) -> None:
         assert "before the temperature" not in section or told
 
 
+def test_the_value_that_decides_comes_first(tmp_path: Path) -> None:
+    """The headline was the best top-1, of another step than the checkpoint `best`."""
+    folders = []
+    for name, shares in (("a", ((0.7, 0.8), (0.93, 0.6))), ("b", ((0.6, 0.9), (0.9, 0.5)))):
+        evaluations = [
+            train_report(step) | {"kind": "val", "top1": top1, "balanced_accuracy": balanced}
+            for step, (top1, balanced) in zip((20, 50), shares, strict=True)
+        ]
+        folders.append(write_run(tmp_path / name, evaluations))
+        with open(folders[-1] / "recipe.toml", "a") as file:
+            file.write('best_by = "balanced_accuracy"\n')
+        record_some(folders[-1], samples=9, classes=3)
+    first = "Best balanced accuracy 80.00% top-1 70.00%, at step 20, the checkpoint best"
+    assert f"{first} Best top-1 93.00% at step 50" in Outline(made(folders[0])).text
+    text = Outline(made(*folders)).text
+    assert "Seed Best balanced accuracy Best top-1 Lowest loss" in text
+    assert "From b, the run with the highest balanced accuracy." in text
+
+
 def test_images_with_lists_of_labels(tmp_path: Path) -> None:
     """Their classes, and errors that name what is missed and what is wrong."""
     folder = write_run(tmp_path / "run", [train_report(1)])

@@ -13,7 +13,8 @@ from trainyard.compare import PRACTICAL, REPEATS
 from trainyard.course import amount_of
 from trainyard.errors import DataError, InputError
 from trainyard.files import RunDirectory, check_run, json_object, read_json
-from trainyard.monitor.history import ENDED_EARLY, History, read_history
+from trainyard.monitor.history import ENDED_EARLY, History, read_history, score
+from trainyard.monitor.outcome import METRICS
 from trainyard.monitor.reports import Report
 from trainyard.training.averages import prefix_of
 from trainyard.training.recorded import Recorded, load_recorded
@@ -76,6 +77,21 @@ class Run:
         """True if the run has ended by run.patience."""
         ends = [event for event in self.history.events if event.get("event") == ENDED_EARLY]
         return bool(ends) and bool(ends[-1]["step"] == self.steps)
+
+    @property
+    def best_by(self) -> str:
+        """The key of the value that decides the best evaluation."""
+        by = str(self.recipe.get("run.best_by"))
+        return by if by in METRICS else "top1"
+
+    @property
+    def best_evaluation(self) -> Report:
+        """That of the checkpoint `best`, the first if several are equal; {} without one."""
+        return max(self.history.val, key=lambda report: score(report, self.best_by), default={})
+
+    def best_score(self, by: str) -> float:
+        """The highest value of the weights or their average; below 0 without one."""
+        return max((score(report, by) for report in self.history.val), default=-1.0)
 
     def best(self, key: str) -> Report | None:
         """The evaluation with the highest `key`; the first if several are equal."""
