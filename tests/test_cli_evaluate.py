@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.command_line import Capture, newest, shown
+from tests.command_line import Capture, newest, run, shown
 from tests.errors import check, raises, refused
 from tests.full_disk import full_disk
 from trainyard.cli.evaluate import write_predictions
@@ -54,6 +55,29 @@ def test_recipe_keys_of_an_evaluation(averaged: Path, capsys: Capture) -> None:
     cropped = result(capsys, averaged, "--batch.size", 7, "--data.crop_pct=0.5", "--flip")
     assert cropped["flip"] is True
     assert cropped["loss"] != result(capsys, averaged)["loss"]
+
+
+@pytest.fixture
+def changed(finished: Path, digits: Path, tmp_path: Path) -> Path:
+    """A run one of whose training images lies among the validation images now."""
+    data, folder = tmp_path / "digits", tmp_path / "run"
+    shutil.copytree(digits, data, ignore=shutil.ignore_patterns(".trainyard*"))
+    shutil.copytree(finished, folder, symlinks=True)
+    recipe = folder / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace(str(digits), str(data)))
+    next((data / "train" / "3").iterdir()).rename(data / "val" / "3" / "moved.png")
+    return folder
+
+
+def test_validation_data_that_has_changed_is_remarked(
+    changed: Path, finished: Path, capsys: Capture
+) -> None:
+    """Only a part of the training data was compared: trained images raised the accuracy."""
+    assert "have been trained on some" in shown(capsys, "evaluate", changed)
+    assert "have been trained on some" not in shown(capsys, "evaluate", finished)
+    assert run("evaluate", changed, "--json") == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["samples"] == 365 and "have been trained on some" in said.err
 
 
 def test_details(averaged: Path, capsys: Capture, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from trainyard.config import (
     check,
     load_recipe,
     to_toml,
+    tree_as_toml,
 )
 from trainyard.image_size import height_width
 from trainyard.run.build import build_run_model
@@ -112,6 +113,36 @@ def test_none_leaves_an_optional_key_unset(tmp_path: Path) -> None:
 def test_an_override_beats_the_recipe_and_leaves_the_rest() -> None:
     changed = load_recipe("debug", {"optim.lr": "1"})
     assert differences(load_recipe("debug"), changed) == ["optim.lr: 0.004 -> 1.0"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "used"),
+    [
+        ({"val_fold": "2/5"}, {"val_share": 0.2}, ("val_share", 0.2)),
+        ({"val_share": 0.1}, {"val_fold": "2/5"}, ("val_fold", "2/5")),
+        ({"val": "a"}, {"val_fold": "2/5"}, ("val_fold", "2/5")),
+        ({"val": "a"}, {"val_share": 0.2}, ("val_share", 0.2)),
+        ({"val_fold": "2/5"}, {"val": "b"}, ("val", "b")),
+        ({"val": "a"}, {"val": "b", "val_fold": "2/5"}, ("val", "b")),
+        ({"val": "a"}, {"val_share": "none"}, ("val", "a")),
+        ({"val": "a", "val_fold": "2/5"}, {"val": "none"}, ("val_fold", "2/5")),
+    ],
+)
+def test_the_validation_data_that_is_set_last_is_used(
+    before: dict[str, Any], after: dict[str, Any], used: tuple[str, object], tmp_path: Path
+) -> None:
+    """An option --data.val_share was passed over beside a recipe's fold, a fold beside its val."""
+    for name, keys, base in (("base", before, "debug"), ("own", after, "base.toml")):
+        (tmp_path / f"{name}.toml").write_text(
+            f"extends = {base!r}\n" + tree_as_toml({"data": keys})
+        )
+    by_option = {f"data.{key}": value for key, value in after.items()}
+    for config in (
+        load_recipe(str(tmp_path / "own.toml")),
+        load_recipe(str(tmp_path / "base.toml"), by_option),
+    ):
+        key = next(key for key in ("val", "val_fold", "val_share") if getattr(config.data, key))
+        assert (key, getattr(config.data, key)) == used
 
 
 @pytest.mark.parametrize(

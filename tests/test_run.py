@@ -48,6 +48,7 @@ def test_all_is_on_the_ranks_device_though_the_model_is_not_yet(tmp_path: Path) 
         model=nn.Linear(2, 2),
         begun=Beginning(),
         loss=None,  # type: ignore[arg-type]
+        loss_files={},
     )
     watchdog = Watchdog()
     trainer = Trainer(parts, Loggers(), watchdog)

@@ -29,6 +29,7 @@ from trainyard.training.config import LossConfig
 
 _RENAMED = {"run.max_silence": "run.hang_timeout"}  # old names of keys, which are still read
 _GONE = {"watch.trackio": False}  # keys in the recipe of every older run, which are dropped there
+_VALIDATION = ("val", "val_fold", "val_share")  # keys of [data]: the first one that is set is used
 _SHAPES = ("tuple_type", "missing", "too_long")  # pydantic's errors about the length of a list
 
 
@@ -121,7 +122,7 @@ def load_recipe(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunC
     """
     path, overrides = find_recipe(recipe), overrides or {}
     tree = _load_tree(path, seen=())
-    _forget_share(tree, overrides)
+    _forget(tree, overrides)
     try:
         return _overridden(tree, overrides)
     except RecipeError as error:
@@ -423,17 +424,26 @@ def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     base = _load_tree(base_path, (*seen, path))
     for section, values in tree.items():
         if isinstance(values, dict) and isinstance(base.get(section), dict):
-            _forget_share(base, {f"{section}.{key}": value for key, value in values.items()})
+            _forget(base, {f"{section}.{key}": value for key, value in values.items()})
             base[section] |= values
         else:
             base[section] = values
     return base
 
 
-def _forget_share(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Drop a recipe's data.crop_pct where changes set another data.fit: it means another share."""
+def _forget(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Drop the keys of a recipe that changes make pointless.
+
+    data.crop_pct where they set another data.fit: it means another share. Validation data that
+    would go before those that they set.
+    """
     data, fit = tree.get("data"), changes.get("data.fit")
-    if fit is None or "data.crop_pct" in changes or not isinstance(data, dict):
+    if not isinstance(data, dict):
+        return
+    wanted = [key for key in _VALIDATION if changes.get(f"data.{key}") not in (None, "none")]
+    for key in _VALIDATION[: _VALIDATION.index(wanted[0])] if wanted else ():
+        data.pop(key, None)
+    if fit is None or "data.crop_pct" in changes:
         return
     fit = _value("data.fit", fit) if isinstance(fit, str) else fit
     if fit != data.get("fit", DataConfig.model_fields["fit"].default):

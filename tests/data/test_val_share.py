@@ -150,6 +150,20 @@ def test_parts_of_any_format_read_and_merge_as_wholes_do(digits: Path, tmp_path:
         assert stored(both) == stored(val) * 2
 
 
+def test_parts_of_one_data_set_name_it(tmp_path: Path) -> None:
+    """Folds of the data of before and after a change had one mean."""
+    places = [write(tmp_path / name, [f"a/{n}.png" for n in range(9)]) for name in "xy"]
+    for locations in (places[:1], places):
+        wholes = {
+            open_merged(locations, None, side=Side(split, fold, 0)).whole
+            for fold in ("1/3", "3/3")
+            for split in ("train", "val")
+        }
+        assert len(wholes) == 1 and wholes != {""}
+        assert open_merged(locations, None).whole == ""
+    assert open_part(open_index(places[0]), Side("val", 0.5, 0)).whole not in wholes
+
+
 def test_a_part_follows_its_data(tmp_path: Path) -> None:
     """A saved part of an older state would hide new images."""
     place = write(tmp_path / "x", [f"a/{number}.png" for number in range(9)])
@@ -183,9 +197,7 @@ def test_a_run_is_evaluated_and_resumed_on_its_own_part(
     tree = json.loads(environment.read_text())
     tree["fingerprints"]["val"] = "of another division"
     environment.write_text(json.dumps(tree))
-    assert "the run may have been trained on some of it" in shown(
-        capsys, "evaluate", tmp_path / "run"
-    )
+    assert "the run may have been trained on some" in shown(capsys, "evaluate", tmp_path / "run")
     check(refused(*begin, *keys), "run.data-differs", path=f"{tmp_path}/run", split="val")
     check(refused(*begin, "--data.val_share", "0.2"), "run.recipe-differs", path=f"{tmp_path}/run")
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -20,7 +21,8 @@ from tests.errors import check, raises, refused
 from tests.test_cli_signals import LONG, check_stopped_run, has_begun, started, wait_for
 from trainyard.cli import sweep as command
 from trainyard.cli.sweep import _is_done, combinations, means_of, values_of
-from trainyard.config import load_recipe, override
+from trainyard.config import check as check_recipe
+from trainyard.config import keys_set, load_recipe, override
 from trainyard.errors import STOPS
 from trainyard.launch.job import Job
 from trainyard.launch.sweep import End, gpus, run_jobs
@@ -112,12 +114,31 @@ def test_mistakes_are_found_before_anything_starts(digits: Path, tmp_path: Path)
     found = refused("sweep", "debug", *places, "--runs", tmp_path / "all", *folds)
     check(found, "recipe.val-share-beside-val-data", key="data.val_fold", val=digits / "val")
     assert not (tmp_path / "all").exists()
+    own = tmp_path / "own.toml"
+    own.write_text(f'extends = "debug"\n[data]\nval = "{digits / "val"}"\n')
+    assert run("sweep", own, *places[:2], *folds, "--dry-run") == 0  # an option replaces it
 
 
-def test_a_run_of_other_data_is_not_done(finished: Path, digits: Path) -> None:
-    before = load_recipe(str(finished / "recipe.toml"))
-    assert _is_done(finished, before)
-    assert not _is_done(finished, override(before, {"data.val": str(digits / "train")}))
+def test_a_finished_run_of_other_data_ends_the_sweep(
+    finished: Path, digits: Path, tmp_path: Path
+) -> None:
+    """Folds of before and after a change of the data had one mean."""
+    before, data = load_recipe(str(finished / "recipe.toml")), tmp_path / "digits"
+    shutil.copytree(digits, data)
+    places = {f"data.{split}": str(data / split) for split in ("train", "val")}
+    assert _is_done(finished, override(before, places))
+    with raises("run.recipe-differs", path=finished):
+        _is_done(finished, override(before, {"optim.lr": 0.5}))
+    next((data / "train" / "3").iterdir()).unlink()
+    with raises("run.data-differs", path=finished, split="train"):
+        _is_done(finished, override(before, places))
+
+
+def test_a_run_with_the_pixels_of_its_weights_is_done(finished: Path) -> None:
+    """Its recipe.toml has them, the sweep's recipe has not: it was started again."""
+    keys = keys_set(load_recipe(str(finished / "recipe.toml")))
+    assert keys["data"].pop("mean") == [0.31] * 3
+    assert _is_done(finished, check_recipe(keys))
 
 
 def test_a_dry_run(capsys: Capture, digits: Path) -> None:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.command_line import run
+from tests.command_line import SHORT, run
 from tests.errors import check, refused
 from tests.report.histories import record_some, train_report, write_run
 from trainyard.report.page import page, write_report
 from trainyard.report.runs import read_runs
 from trainyard.training.label_scores import LabelScores
-from trainyard.training.recorded import record
+from trainyard.training.recorded import load_recorded, record
 
 HOSTILE = "</script><script>document.title='hacked'</script><img src=x onerror=alert(1)>"
 
@@ -179,6 +179,38 @@ def test_the_latest_events_are_marked_in_charts(tmp_path: Path) -> None:
     assert [mark["text"] for mark in marks] == [f"{n}" for n in range(200, 250)]
 
 
+def test_confidences_are_those_before_the_temperature(copied: Path) -> None:
+    """A threshold of the report was another one in `predict`."""
+    best, predicted = copied / "checkpoints" / "best", copied / "predictions.npz"
+    recorded = load_recorded(predicted)
+    assert recorded is not None
+    name = recorded.weights.rstrip("_")
+    for fitted, told in (({name: 1.625}, True), ({name: 1.0}, False), ({"ema-0.7": 2.0}, False)):
+        (best / "temperature.json").write_text(json.dumps(fitted))
+        section = made(copied).partition('id="confidence"')[2].partition("</section>")[0]
+        assert ("the temperature of 1.625" in section) is told
+        assert "before the temperature" not in section or told
+
+
+def test_the_value_that_decides_comes_first(tmp_path: Path) -> None:
+    """The headline was the best top-1, of another step than the checkpoint `best`."""
+    folders = []
+    for name, shares in (("a", ((0.7, 0.8), (0.93, 0.6))), ("b", ((0.6, 0.9), (0.9, 0.5)))):
+        evaluations = [
+            train_report(step) | {"kind": "val", "top1": top1, "balanced_accuracy": balanced}
+            for step, (top1, balanced) in zip((20, 50), shares, strict=True)
+        ]
+        folders.append(write_run(tmp_path / name, evaluations))
+        with open(folders[-1] / "recipe.toml", "a") as file:
+            file.write('best_by = "balanced_accuracy"\n')
+        record_some(folders[-1], samples=9, classes=3)
+    first = "Best balanced accuracy 80.00% top-1 70.00%, at step 20, the checkpoint best"
+    assert f"{first} Best top-1 93.00% at step 50" in Outline(made(folders[0])).text
+    text = Outline(made(*folders)).text
+    assert "Seed Best balanced accuracy Best top-1 Lowest loss" in text
+    assert "From b, the run with the highest balanced accuracy." in text
+
+
 def test_images_with_lists_of_labels(tmp_path: Path) -> None:
     """Their classes, and errors that name what is missed and what is wrong."""
     folder = write_run(tmp_path / "run", [train_report(1)])
@@ -252,6 +284,14 @@ def test_other_data_is_not_shown(copied: Path) -> None:
     (copied / "environment.json").write_text(json.dumps(environment))
     outline = Outline(made(copied))
     assert outline.count("img") == 0
+
+
+def test_validation_data_without_a_class_is_shown(digits: Path, tmp_path: Path) -> None:
+    """The page told that it had changed: training had opened it with the classes of train."""
+    shutil.copytree(digits / "val", tmp_path / "val", ignore=shutil.ignore_patterns("0", ".*"))
+    places = ("--data.train", digits / "train", "--data.val", tmp_path / "val")
+    assert run("train", "debug", *places, "--run", tmp_path / "run", *SHORT, "--json") == 0
+    assert Outline(made(tmp_path / "run")).count("img") > 10
 
 
 @pytest.mark.slow
@@ -339,6 +379,20 @@ def test_likely_wrong_labels_of_training_images(
         if content:
             command = ("report", trained[0], "--suspects", file)
             check(refused(*command), "report.suspects-unreadable", path=file)
+
+
+@pytest.mark.slow
+def test_likely_wrong_labels_of_a_part_and_of_merged_data(digits: Path, tmp_path: Path) -> None:
+    """Their names in the file are those of no place: the images were not at hand."""
+    folder, file, page_file = (tmp_path / name for name in ("run", "suspects.csv", "r.html"))
+    place = ("--data.train", digits / "val", "--data.val_share", "0.3", "--run", folder)
+    assert run("train", "debug", *place, *SHORT, "--json") == 0
+    both = ("--data", digits / "val", "--data", digits / "train")
+    for data in ((), both):
+        assert run("evaluate", folder, *data, "--suspects", file, "--json") == 0
+        assert run("report", folder, "--suspects", file, "--out", page_file) == 0
+        section = page_file.read_text().partition('id="suspects"')[2].partition("</section>")[0]
+        assert section.count("<img") == 48
 
 
 def test_a_report_replaces_the_one_before(copied: Path) -> None:

@@ -109,10 +109,16 @@ def test_folds_of_one_division_make_a_group(tmp_path: Path) -> None:
             ("again", "1/2", 0),
         )
     ]
+
+    def note(folder: Path, number: int, both: str) -> None:
+        fingerprints = {"val": str(number), "both": both}
+        (folder / "environment.json").write_text(json.dumps({"fingerprints": fingerprints}))
+
     for number, folder in enumerate(folders):
-        fingerprints = {"fingerprints": {"val": str(number)}}
-        (folder / "environment.json").write_text(json.dumps(fingerprints))
+        note(folder, number, "a")
     assert [len(group.runs) for group in groups_of(read_runs(folders))] == [3, 1, 1]
+    note(folders[3], 3, "with other images")
+    assert [len(group.runs) for group in groups_of(read_runs(folders))] == [2, 1, 1, 1]
     (group,) = groups_of(read_runs(folders[:2]))
     assert group.name == "f (2 folds)"
 

@@ -19,7 +19,8 @@ from trainyard.errors import TrainyardError
 from trainyard.files import RunDirectory
 from trainyard.image_size import height_width
 from trainyard.run.build import build_run_model
-from trainyard.run.distillation import build_teacher
+from trainyard.run.distillation import build_teacher, files_of_loss
+from trainyard.training.config import LossConfig
 from trainyard.training.step import TrainStep
 
 pytestmark = pytest.mark.slow
@@ -66,6 +67,26 @@ def trained(digits: Path, folder: Path, *options: object) -> Path:
 
 
 # --- which weights ---
+
+
+@pytest.mark.quick
+def test_the_files_of_a_loss_are_told_apart(tmp_path: Path) -> None:
+    """And each checkpoint records them: a teacher that still trains is another one later."""
+    checkpoints, weights = tmp_path / "run" / "checkpoints", tmp_path / "weights.txt"
+    for step in ("step-1", "step-2"):
+        (checkpoints / step).mkdir(parents=True)
+        (checkpoints / step / "manifest.json").write_text(step)
+    found = []
+    for step in ("step-1", "step-2", "step-1"):
+        (checkpoints / "best").unlink(missing_ok=True)
+        (checkpoints / "best").symlink_to(step)
+        weights.write_text(f"1\n2 {step}\n")
+        config = LossConfig(teacher=str(tmp_path / "run"), class_weights=str(weights))
+        found.append(files_of_loss(config))
+    assert found[0] == found[2] and found[0].keys() == {"loss.teacher", "loss.class_weights"}
+    assert all(found[0][key] != found[1][key] for key in found[0])
+    assert found[1]["loss.teacher"].startswith("step-2/manifest.json ")
+    assert files_of_loss(LossConfig(teacher="resnet18", class_weights="balanced")) == {}
 
 
 @pytest.mark.parametrize("by", ["run", "checkpoint"])

@@ -151,6 +151,20 @@ def test_other_bits_are_expected(change: dict[str, str], warns: bool, tmp_path: 
         assert not warns or f"{key}: {before[key]} -> {value}" in messages[0]
 
 
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_another_teacher_is_a_warning(ranks: str, tmp_path: Path) -> None:
+    """The best checkpoint of a run that still trains was another one after a resume."""
+    before = {"ranks": "1", "loss.teacher": "step-1/manifest.json 0a", "loss.class_weights": "a 1"}
+    saved, state, events = state_at(3), state_at(0), list[dict[str, Any]]()
+    saved.conditions = before
+    state.conditions = before | {"ranks": ranks, "loss.teacher": "step-2/manifest.json 1b"}
+    save_checkpoint(saved, RunDirectory(tmp_path).checkpoints, keep=1)
+    resume("auto", RunDirectory(tmp_path), state, world=World(), report=events.append)
+    (warning,) = [event for event in events if event.get("level") == "warning"]
+    assert warning["event"] == "loss" and "class_weights" not in warning["message"]
+    assert "loss.teacher: step-1/manifest.json 0a -> step-2/manifest.json 1b" in warning["message"]
+
+
 @pytest.mark.parametrize("longer", ["saved", "state"])
 def test_conditions_of_another_release(longer: str, tmp_path: Path) -> None:
     """A condition that this release lacks was a KeyError, and the run could not go on."""

@@ -129,7 +129,7 @@ def evaluate(options: argparse.Namespace) -> int:
         temperature=options.temperature,
     )
     world = discover()
-    console = EscapingConsole(quiet=options.json or not world.is_first)
+    console = EscapingConsole(stderr=options.json, quiet=not world.is_first)
     result = evaluate_checkpoint(config, checkpoint, question, world=world, console=console)
     if not world.is_first:
         return 0

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _CLOSES = {"[": "]", "{": "}", "(": ")"}
 _MOST_LETTERS = 40  # of a value in the name of a folder
 _DONE = ("done", "ended early")
-_PLACES = ("data.train", "data.val")
 
 
 class Combination(NamedTuple):
@@ -183,14 +182,14 @@ def _check_parts(runs: Sequence[Combination], configs: "Sequence[RunConfig]") ->
         if len({run.overrides.get(key) for run in runs}) < 2:
             continue
         for run, config in zip(runs, configs, strict=True):
-            if config.data.val is not None:
+            if config.data.val is not None and "data.val" in run.overrides:
                 from trainyard.data.open_datasets import source_of
 
                 raise RecipeError(
                     "recipe.val-share-beside-val-data",
                     key=key,
                     value=run.overrides[key],
-                    locations="the recipe",
+                    locations="the command line",
                     val=source_of(config.data, "val"),
                 )
 
@@ -207,15 +206,24 @@ def _job(options: argparse.Namespace, run: Path, overrides: Mapping[str, str]) -
 
 
 def _is_done(run: Path, config: "RunConfig") -> bool:
-    """True for a complete run of this recipe and data; others are for `trainyard train`."""
-    from trainyard.compare import differences
-    from trainyard.config import load_recipe
-    from trainyard.files import is_run
+    """True for a complete run; others are for `trainyard train`.
+
+    CheckpointError or DataError for a complete run of another recipe or other data, as in `train`.
+    """
+    from trainyard.files import RunDirectory, is_run
 
     if not is_run(run) or _rows([run])[0].state not in _DONE:
         return False
-    before = load_recipe(str(run / "recipe.toml"))
-    return not differences(before, config) and not differences(before, config, _PLACES)
+    from trainyard.data.open_datasets import open_datasets
+    from trainyard.run.pretrained import resumed_weights, with_pixels
+    from trainyard.run.resume import check_same
+    from trainyard.world import World
+
+    folder = RunDirectory(run)
+    config = with_pixels(config, resumed_weights(config.run.resume, folder))
+    data = open_datasets(config.data, World(), lambda *_: None)
+    check_same(folder, config, data.fingerprints)
+    return True
 
 
 def _run(jobs: Sequence[Job], options: argparse.Namespace) -> tuple[dict[str, int], int | None]:

@@ -38,7 +38,9 @@ class Datasets:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        return {"train": self.train.fingerprint, "val": self.val.fingerprint}
+        """Of the splits; of both together too, if they divide one data set."""
+        both = {"both": self.val.whole} if self.val.whole else {}
+        return {"train": self.train.fingerprint, "val": self.val.fingerprint} | both
 
 
 class Source(NamedTuple):

@@ -46,8 +46,11 @@ def _cells(place: int, counts: NDArray[Any]) -> Iterator[Html]:
         yield tag("span", f"{count:,}" if count else "", class_=f"{kind} shade{shade}")
 
 
-def confidence_section(scores: Predictions) -> Html:
-    """The reliability diagram, with its values as a table."""
+def confidence_section(scores: Predictions, temperature: float) -> Html:
+    """The reliability diagram, with its values as a table.
+
+    `temperature`: that of the checkpoint, which the saved predictions are without.
+    """
     rows = [row for row in reliability(scores) if row.samples]
     is_read = scores.is_read()
     confidence, accuracy = scores.confidence[is_read].mean(), (scores.place[is_read] == 1).mean()
@@ -55,6 +58,11 @@ def confidence_section(scores: Predictions) -> Html:
         f"On average the model is {confidence:.1%} sure of its guesses, and {accuracy:.1%} of them "
         f"are right. Expected calibration error: {calibration_error(scores):.4f} (15 bins)."
     )
+    if temperature != 1:
+        text += (
+            f" These confidences are before the temperature of {temperature:g} that the checkpoint "
+            "has: trainyard evaluate --tables has those after it, which are predict's."
+        )
     cells: list[list[Child]] = [
         [
             f"{row.low:.0%} to {row.high:.0%}",

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from trainyard.course import amount_of
 from trainyard.errors import InputError
 from trainyard.files import is_locked, is_run
-from trainyard.monitor.history import FAILED, score
+from trainyard.monitor.history import FAILED
 from trainyard.monitor.outcome import METRICS
 from trainyard.monitor.reports import Report
 from trainyard.printable import duration
@@ -104,10 +104,7 @@ def _row(path: Path, name: str) -> Row:
 
 
 def _row_of(run: Run) -> Row:
-    by = run.recipe.get("run.best_by")
-    by = by if by in METRICS else "top1"
-    best = max(run.history.val, key=lambda report: score(report, by), default={})
-    value = score(best, by)
+    best, value = run.best_evaluation, run.best_score(run.best_by)
     state = _state(run)
     return Row(
         run=str(run.folder.path),
@@ -119,7 +116,7 @@ def _row_of(run: Run) -> Row:
         step=run.steps,
         epoch=_finite(run.epoch),
         length=_text(run.recipe.get("run.length")),
-        best_by=by,
+        best_by=run.best_by,
         best=value if 0 <= value <= 1 else None,
         best_step=best.get("step"),
         best_epoch=_finite(number(best, "epoch") or 0.0) if best else None,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from statistics import mean, median_high, stdev
 
 from trainyard.data.storage.credentials import without_secrets
-from trainyard.monitor.history import PROBE, score
+from trainyard.monitor.history import PROBE
 from trainyard.monitor.outcome import METRICS
 from trainyard.printable import duration, in_millions
 from trainyard.report.charts import COLOURS
@@ -14,13 +14,7 @@ from trainyard.report.runs import Group, Run, counted, number
 from trainyard.training.reliability import wilson
 
 _NONE = "\N{EM DASH}"
-_COMPARED = {
-    "top1": "Best top-1",
-    "ema_top1": "Best EMA top-1",
-    "top5": "Top-5",
-    "map": "Best mAP",
-    "ema_map": "Best EMA mAP",
-}
+_COMPARED = ("top1", "ema_top1", "top5", "map", "ema_map")
 
 
 def overview_section(groups: Sequence[Group]) -> Html:
@@ -55,11 +49,10 @@ def _cards(run: Run) -> Html:
     done = ", ended early" if run.ended_early else done
     size = run.parameters
     model = str(run.recipe.get("model.name", "of the model"))
+    keys = [each for name in (run.best_by, "top1", "map") for each in (name, f"ema_{name}")]
+    figures = [card for key in dict.fromkeys(keys) if (card := _accuracy(run, key))]
     cards = [
-        _accuracy(run, "top1")
-        or _accuracy(run, "map")
-        or _card("Best top-1", _NONE, "not evaluated yet"),
-        _accuracy(run, "ema_top1") or _accuracy(run, "ema_map"),
+        *(figures or [_card(_title(run.best_by), _NONE, "not evaluated yet")]),
         _probe(run),
         _card("Time", duration(run.seconds), "all restarts together"),
         _card("Images per second", f"{speed:,.0f}", _devices(run)) if speed else None,
@@ -74,7 +67,8 @@ def _accuracy(run: Run, key: str) -> Html | None:
     if best is None:
         return None
     prefix, name = ("ema_" if key.startswith("ema_") else ""), key.removeprefix("ema_")
-    second = "top5" if name == "top1" else "macro_f1"
+    main = "top1" if "top1" in best else "map"
+    second = {"top1": "top5", "map": "macro_f1"}.get(name, main)
     value = number(best, f"{prefix}{second}")
     detail = "" if value is None else f"{METRICS[second]} {value:.2%}, "
     decay = number(best, "ema_decay") if prefix else None
@@ -83,17 +77,23 @@ def _accuracy(run: Run, key: str) -> Html | None:
     if name == "top1" and count:
         low, high = wilson(best[key], int(count))
         detail = f"{low:.1%} to {high:.1%} with 95% confidence, {detail}"
-    title = f"Best {'EMA ' if prefix else ''}{METRICS[name]}"
-    return _card(title, f"{best[key]:.2%}", f"{detail}at step {best['step']:,}")
+    detail += f"at step {best['step']:,}"
+    detail += ", the checkpoint best" if best is run.best_evaluation else ""
+    return _card(_title(key), f"{best[key]:.2%}", detail)
+
+
+def _title(key: str) -> str:
+    """Of the highest value with this key."""
+    ema = "EMA " if key.startswith("ema_") else ""
+    return f"Best {ema}{METRICS[key.removeprefix('ema_')]}"
 
 
 def _probe(run: Run) -> Html | None:
     """The score before the first step, beside the best one."""
     if not run.history.val or (probe := number(run.history.val[-1], PROBE)) is None:
         return None
-    by = str(run.recipe.get("run.best_by", "top1"))
-    best = max(score(report, by) for report in run.history.val)
-    return _card("Linear probe", f"{probe:.2%}", f"{METRICS[by]}; after fine-tuning {best:.2%}")
+    by, best = METRICS[run.best_by], run.best_score(run.best_by)
+    return _card("Linear probe", f"{probe:.2%}", f"{by}; after fine-tuning {best:.2%}")
 
 
 def _card(title: str, value: str, detail: str) -> Html:
@@ -128,9 +128,11 @@ def _numbers(values: Iterable[float | None]) -> list[float]:
 def _comparison(groups: Sequence[Group]) -> Html:
     """A row for each run, and one for each group of several."""
     runs = [run for group in groups for run in group.runs]
-    shown = {key: name for key, name in _COMPARED.items() if any(run.best(key) for run in runs)}
-    shown = shown or {"top1": _COMPARED["top1"]}
-    head = ["Run", "Seed", *shown.values(), "Lowest loss", "Epochs", "Time", "Images/s"]
+    kinds = {run.best_by for run in runs}
+    first = [f"{prefix}{by}" for by in kinds for prefix in ("", "ema_") if len(kinds) == 1]
+    keys = dict.fromkeys([*first, *_COMPARED])
+    shown = [key for key in keys if any(run.best(key) for run in runs)] or ["top1"]
+    head = ["Run", "Seed", *map(_title, shown), "Lowest loss", "Epochs", "Time", "Images/s"]
     rows: list[list[Child]] = []
     for place, group in enumerate(groups):
         swatch = tag("span", class_=f"swatch c{place % COLOURS}")

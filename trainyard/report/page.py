@@ -89,12 +89,17 @@ def page(runs: Sequence[Run], further: Sequence[Section] = (), *, cam: bool = Fa
 
 
 def _mistakes(runs: Sequence[Run], *, cam: bool) -> tuple[list[Section], dict[str, Any]]:
-    """Sections and data on the best run among those with predictions, by top-1 or else mAP."""
+    """Sections and data on the best run among those with predictions.
+
+    By the value that decides in all of them, or else by top-1 or mAP.
+    """
     saved = [(run, run.recorded) for run in runs if run.recorded is not None]
     if not saved:
         return [], {}
+    kinds = {run.best_by for run, _ in saved}
     key = "top1" if any(run.best("top1") for run, _ in saved) else "map"
-    run, recorded = max(saved, key=lambda each: (each[0].best(key) or {}).get(key, 0.0))
+    key = kinds.pop() if len(kinds) == 1 else key
+    run, recorded = max(saved, key=lambda each: each[0].best_score(key))
     album = open_album(run)
     if cam and album.index is not None:
         from trainyard.classifier import load  # torch, which the rest of a report does without

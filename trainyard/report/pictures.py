@@ -64,17 +64,28 @@ class Album:
         return "" if self.index is None else Path(self.index.locate(sample)[0]).name
 
 
-def open_album(run: Run) -> Album:
-    """The album of a run: empty, and with a reason, if its data is not there or has changed."""
+def open_data(run: Run, name: str | None = None) -> Index:
+    """The validation data of a run, or the data with this name in the files of `evaluate`."""
     from trainyard.config import load_recipe
+    from trainyard.data.index.merge import open_merged
     from trainyard.data.open_datasets import open_split, source_of
     from trainyard.world import World
 
+    source = source_of(load_recipe(str(run.folder.recipe)).data, "val")
+    if name is None or name == str(source):
+        return open_split(source, World(), lambda *_: None, known=run.classes or None)
     try:
-        config = load_recipe(str(run.folder.recipe))
-        known = None if isinstance(config.data.train, str | None) else run.classes
-        source = source_of(config.data, "val")
-        index = open_split(source, World(), lambda *_: None, known=known)
+        return open_merged([name], None)
+    except InputError:
+        if " and " not in name:  # between the locations of merged data
+            raise
+    return open_merged(name.split(" and "), None)
+
+
+def open_album(run: Run) -> Album:
+    """The album of a run: empty, and with a reason, if its data is not there or has changed."""
+    try:
+        index = open_data(run)
     except (InputError, OSError) as error:
         return Album(
             why_none=f"The validation images are not at hand here ({without_secrets(str(error))})."
@@ -86,7 +97,12 @@ def open_album(run: Run) -> Album:
             why_none="The validation data is no longer what the run was validated on, so its "
             "images are not shown."
         )
-    return Album(index, exif=config.data.exif)
+    return Album(index, exif=turns_upright(run))
+
+
+def turns_upright(run: Run) -> bool:
+    """data.exif of a run."""
+    return bool(run.recipe.get("data.exif", False))
 
 
 def _uri(reader: Reader, sample: int, exif: bool) -> tuple[str | None, str]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trainyard.report.judgement import confidence_section, drawing, matrix
 from trainyard.report.markup import Child, Html, about, join, switch, table, tag
 from trainyard.report.pictures import Album
-from trainyard.report.runs import Run
+from trainyard.report.runs import Run, temperature_of
 from trainyard.training.averages import label_of
 from trainyard.training.label_scores import LabelScores
 from trainyard.training.predictions import Predictions, confusions, per_class
@@ -40,7 +40,7 @@ def predictions_sections(
     confused = confidence = None
     if not has_lists:
         confused = _confusions(run, recorded, album)
-        confidence = confidence_section(scores)
+        confidence = confidence_section(scores, temperature_of(run, recorded.weights))
     errors = (_listed_errors if has_lists else _errors)(run, recorded, album)
     note = tag("p", album.why_none, class_="note") if album.why_none else None
     which = f"moving average ({label_of(recorded.weights)})" if recorded.weights else "model"

@@ -13,8 +13,10 @@ from trainyard.compare import PRACTICAL, REPEATS
 from trainyard.course import amount_of
 from trainyard.errors import DataError, InputError
 from trainyard.files import RunDirectory, check_run, json_object, read_json
-from trainyard.monitor.history import ENDED_EARLY, History, read_history
+from trainyard.monitor.history import ENDED_EARLY, History, read_history, score
+from trainyard.monitor.outcome import METRICS
 from trainyard.monitor.reports import Report
+from trainyard.training.averages import prefix_of
 from trainyard.training.recorded import Recorded, load_recorded
 
 _SEED, _FOLD = REPEATS
@@ -75,6 +77,21 @@ class Run:
         """True if the run has ended by run.patience."""
         ends = [event for event in self.history.events if event.get("event") == ENDED_EARLY]
         return bool(ends) and bool(ends[-1]["step"] == self.steps)
+
+    @property
+    def best_by(self) -> str:
+        """The key of the value that decides the best evaluation."""
+        by = str(self.recipe.get("run.best_by"))
+        return by if by in METRICS else "top1"
+
+    @property
+    def best_evaluation(self) -> Report:
+        """That of the checkpoint `best`, the first if several are equal; {} without one."""
+        return max(self.history.val, key=lambda report: score(report, self.best_by), default={})
+
+    def best_score(self, by: str) -> float:
+        """The highest value of the weights or their average; below 0 without one."""
+        return max((score(report, by) for report in self.history.val), default=-1.0)
 
     def best(self, key: str) -> Report | None:
         """The evaluation with the highest `key`; the first if several are equal."""
@@ -195,6 +212,13 @@ def _checkpoint_file(folder: RunDirectory, name: str) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
+def temperature_of(run: Run, prefix: str) -> float:
+    """The temperature of a run's best weights with this prefix of metrics; 1 without one."""
+    fitted = _json(run.folder.checkpoints / "best" / "temperature.json")
+    found = {prefix_of(name): number(fitted, name) for name in fitted}
+    return found.get(prefix) or 1.0
+
+
 def _classes(folder: RunDirectory) -> tuple[str, ...]:
     path = _checkpoint_file(folder, "progress.json")
     names = _json(path).get("classes") if path else None
@@ -258,9 +282,11 @@ def _what_counts(run: Run) -> list[tuple[str, Any]]:
 
 def _data(run: Run) -> object:
     """The identity of a run's data. Folds of one division have the same data."""
+    fingerprints = run.environment.get("fingerprints") or {}
     if (fold := run.recipe.get(_FOLD)) is None:
-        return run.environment.get("fingerprints")
-    return run.recipe.get("data.train"), str(fold).partition("/")[2]
+        return [fingerprints.get(split) for split in ("train", "val")]
+    whole = fingerprints.get("both", run.recipe.get("data.train"))
+    return whole, str(fold).partition("/")[2]
 
 
 def _repeat(run: Run) -> list[Any]:

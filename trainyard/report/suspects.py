@@ -5,10 +5,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainyard.data.index.build import open_index
 from trainyard.errors import InputError
 from trainyard.report.markup import Html, about, join, tag
-from trainyard.report.pictures import Album
+from trainyard.report.pictures import Album, open_data, turns_upright
 from trainyard.report.predictions import Section, line, tile
 from trainyard.report.runs import Run
 
@@ -32,8 +31,7 @@ def suspects_section(path: Path, run: Run) -> Section:
     InputError if the file is none that `evaluate --suspects` writes.
     """
     found, count = _read(path)
-    exif = bool(run.recipe.get("data.exif", False))
-    album = _album(found, exif) if found else Album()
+    album = _album(found, run) if found else Album()
     album.load(one.sample for one in found)
     text = (
         f"The model gives the label of {count:,} images a probability below 50%. Shown are the "
@@ -79,13 +77,13 @@ def _suspect(row: dict[str, Any]) -> _Suspect:
     )
 
 
-def _album(found: list[_Suspect], exif: bool) -> Album:
+def _album(found: list[_Suspect], run: Run) -> Album:
     try:
-        index = open_index(found[0].data, lambda *_: None)
+        index = open_data(run, found[0].data)
     except (InputError, OSError) as error:
         return Album(why_none=f"The images are not at hand here ({error}).")
     for one in found:
         is_there = 0 <= one.sample < len(index)
         if not is_there or index.locate(one.sample)[:2] != one.place:
             return Album(why_none="The data has changed since, so its images are not shown.")
-    return Album(index, exif=exif)
+    return Album(index, exif=turns_upright(run))

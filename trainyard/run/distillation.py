@@ -16,7 +16,7 @@ from trainyard.data.augment.extra import MultiHot
 from trainyard.data.index.table import Index
 from trainyard.data.stream.shards import Stream
 from trainyard.errors import InputError, RecipeError
-from trainyard.files import find_checkpoint
+from trainyard.files import find_checkpoint, sha256
 from trainyard.image_size import ImageSize, height_width, num_pixels
 from trainyard.model.adapt import adapt_weights, why_without_classifier
 from trainyard.model.build import build_model
@@ -49,6 +49,25 @@ def build_run_loss(
         class_weights=None if weights is None else torch.tensor(weights, device=device),
         multi_hot=multi_hot,
     )
+
+
+def files_of_loss(config: LossConfig) -> dict[str, str]:
+    """The files that a recipe's loss is read from, by key, with their SHA-256.
+
+    That of a checkpoint is its manifest. Weights of timm's have none.
+    """
+    files: dict[str, Path] = {}
+    if config.teacher is not None:
+        place = Path(config.teacher)
+        folder = find_checkpoint(place)[1] if place.is_dir() else None
+        files["loss.teacher"] = folder / "manifest.json" if folder else place
+    if isinstance(config.class_weights, str) and config.class_weights != "balanced":
+        files["loss.class_weights"] = Path(config.class_weights)
+    return {
+        key: f"{Path(*path.parts[-2:])} {sha256(path)[:12]}"
+        for key, path in files.items()
+        if path.is_file()
+    }
 
 
 def class_weights(config: LossConfig, data: Index | Stream) -> list[float] | None:

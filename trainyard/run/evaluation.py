@@ -297,7 +297,7 @@ def _remarks(
     yield from slow_paths(data.index)
     yield from what_is_left_out([data.index])
     yield from trained_on(config.data, question.data)
-    if source_of(config.data, "val").side is None or question.data is not None:
+    if question.data is not None:
         return
     try:
         before = read_json(RunDirectory(path.parents[1]).environment)["fingerprints"]["val"]
@@ -305,8 +305,8 @@ def _remarks(
         return
     if data.index.fingerprint != before:
         yield (
-            f"{data.where}: differs from the part that validated the run, as images have changed "
-            "or another release divided them: the run may have been trained on some of it"
+            f"{data.where}: differs from the data that validated the run, as images or the recipe "
+            "have changed, or another release divided them: the run may have been trained on some"
         )
 
 

@@ -31,7 +31,7 @@ from trainyard.run.build import (
     check_extra_transform,
     move_to_device,
 )
-from trainyard.run.distillation import build_run_loss
+from trainyard.run.distillation import build_run_loss, files_of_loss
 from trainyard.run.labels import check_labels
 from trainyard.run.loggers import check_trackers
 from trainyard.run.pretrained import (
@@ -64,6 +64,8 @@ class Parts:
     model: nn.Module
     begun: Beginning
     loss: Loss
+    loss_files: dict[str, str]
+    """See files_of_loss."""
     clock: Clock = field(default_factory=Clock)
     """Starts before environment.json tells how long the start took: no second is in neither."""
 
@@ -104,6 +106,7 @@ def build_parts(
         if is_new and config.model.checkpoint is None:
             adapt_to_images(config, model, data.train, course=course, device=device)
         loss = build_run_loss(config, data.train, course=course, device=device)
+        loss_files = files_of_loss(config.loss)
         model = move_to_device(config, model, world=world, device=device)
     if is_new and config.model.linear_probe:
         assert isinstance(data.train, Index)  # config.py refuses it for a stream
@@ -123,6 +126,7 @@ def build_parts(
         model=model,
         begun=begun,
         loss=loss,
+        loss_files=loss_files,
     )
 
 

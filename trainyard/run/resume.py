@@ -40,6 +40,7 @@ from trainyard.training.checkpoint import TrainState
 from trainyard.world import World, gather, together
 
 _NOT_FINITE = "the gradient was not finite for many updates running"
+_OF_LOSS = "loss."  # of conditions on files
 _AGAIN_S = 1.0
 _LOOK_S = 0.1  # for `trainyard runs`, which takes a lock for a moment to see whether it is held
 _ROOM = 200  # bytes for the paths in a run directory: the first save would be too late to find out
@@ -84,13 +85,24 @@ def _changed(state: TrainState, path: Path) -> str | None:
     if before.get("ranks") != now.get("ranks"):  # no such promise is made then
         return None
     # A condition that one of the two lacks is of another release.
-    both = [key for key in now if key in before]
+    both = [key for key in now if key in before and not key.startswith(_OF_LOSS)]
     changed = [f"{key}: {before[key]} -> {now[key]}" for key in both if before[key] != now[key]]
     if not changed:
         return None
     seen = "batch.micro" in "".join(changed) and batch_norms(state.model)
     more = "; batch norm normalises by the images of a micro-batch" if seen else ""
     return f"the run goes on, but not bit for bit as without a break: {', '.join(changed)}{more}"
+
+
+def _other_loss(state: TrainState, path: Path) -> str | None:
+    """The files of the loss that differ from those of a checkpoint; see files_of_loss."""
+    before = checkpoint.read_progress(path).get("conditions", {})
+    changed = [
+        f"{key}: {before[key]} -> {now}"
+        for key, now in state.conditions.items()
+        if key.startswith(_OF_LOSS) and before.get(key, now) != now
+    ]
+    return f"the loss is another one from here on: {', '.join(changed)}" if changed else None
 
 
 @contextmanager
@@ -131,8 +143,7 @@ def claim_directory(
 def _claim(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]) -> None:
     saver.check_folder(folder.checkpoints)
     if _has_begun(folder):
-        _check_same_recipe(folder, config)
-        _check_same_data(folder, fingerprints)
+        check_same(folder, config, fingerprints)
         return
     environment = describe_environment() | {"fingerprints": fingerprints}
     environment["command"] = [without_secrets(word) for word in environment["command"]]
@@ -201,6 +212,12 @@ def _has_begun(folder: RunDirectory) -> bool:
     return not all(line.startswith('{"kind": "event"') for line in lines)
 
 
+def check_same(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]) -> None:
+    """CheckpointError or DataError for a directory with a run of another recipe or other data."""
+    _check_same_recipe(folder, config)
+    _check_same_data(folder, fingerprints)
+
+
 def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
     option = f"--run.resume {shlex.quote(str(folder.path))}"
     new = shlex.quote(f"{folder.path}-more")
@@ -225,8 +242,8 @@ def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None
         raise CheckpointError(
             "run.environment-unreadable", path=folder.environment, reason=repr(error)
         ) from None
-    for split, fingerprint in fingerprints.items():
-        if before.get(split) != fingerprint:
+    for split in ("train", "val"):  # which "both" follows from
+        if before.get(split) != fingerprints[split]:
             raise DataError("run.data-differs", split=split, path=folder.path)
 
 
@@ -266,7 +283,12 @@ def resume(
     message = f"going on from {path} at step {state.step:,} with {replicas}"
     ranks = {"world_size": world.size, "host": socket.gethostname()}
     report({"kind": "event", "event": "resumed", "message": message, **ranks})
-    for event, text in (("replicas", note), ("rounding", _changed(state, path))):
+    warnings = {
+        "replicas": note,
+        "loss": _other_loss(state, path),
+        "rounding": _changed(state, path),
+    }
+    for event, text in warnings.items():
         if text is not None:
             report(_warning(event, text))
 

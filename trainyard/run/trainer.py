@@ -148,7 +148,7 @@ class Trainer:
             best_by=config.run.best_by,
             classes=list(parts.data.train.classes),
             has_lists=has_lists(parts.data.train),
-            conditions=conditions(config, self.world, parts.device),
+            conditions=conditions(config, self.world, parts.device) | parts.loss_files,
         )
 
     # --- from the start or a checkpoint to the end or a stop ---

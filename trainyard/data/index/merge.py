@@ -82,7 +82,8 @@ def open_merged(
         return parts[0]
     path, header = _path(parts, known), _header(parts, classes)
     saved = load_index(path)
-    same = ("fingerprint", "stamps")  # a copied or touched file is the same data, but looks new
+    # A copied or touched file is the same data, but looks new.
+    same = ("fingerprint", "stamps", "whole")
     if saved is not None and all(getattr(saved, key) == header[key] for key in same):
         return saved
     return _save(path, parts, header)
@@ -121,6 +122,7 @@ def _root(part: Index) -> str:
 
 def _header(parts: Sequence[Index], classes: list[str]) -> dict[str, Any]:
     identity = [classes, [part.fingerprint for part in parts]]
+    wholes = [part.whole for part in parts]
     left_out = LeftOut()
     for part in parts:
         left_out.update(part.left_out)
@@ -138,6 +140,7 @@ def _header(parts: Sequence[Index], classes: list[str]) -> dict[str, Any]:
         "fingerprint": hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
         "left_out": left_out.kinds,
         "parts": [len(part) for part in parts],
+        "whole": hashlib.sha256(json.dumps(wholes).encode()).hexdigest() if any(wholes) else "",
     }
 
 

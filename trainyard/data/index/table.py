@@ -79,6 +79,8 @@ class Index:
     """Files, rows and members of the data that are no samples, of all splits of a file."""
     parts: tuple[int, ...] = ()
     """Number of samples of each merged data set, in their order; empty for a single one."""
+    whole: str = ""
+    """The fingerprint of the data that these samples are one side of; "" for all samples."""
 
     def __len__(self) -> int:
         return len(self.label)
@@ -212,6 +214,7 @@ def _parse(path: Path, content: NDArray[np.uint8]) -> Index:
         file_names=names,
         left_out=LeftOut(header["left_out"]),
         parts=tuple(header.get("parts", ())),
+        whole=header.get("whole", ""),
         **columns,
     )
     _check_columns(index)
@@ -220,8 +223,9 @@ def _parse(path: Path, content: NDArray[np.uint8]) -> Index:
 
 def _check_header(header: dict[str, Any]) -> None:
     """An error of _DAMAGE unless the values in a header have the right types."""
-    texts = (header["root"] or "", header["format"], header["fingerprint"], *header["stamps"])
-    if any(b"\0" in os.fsencode(text) for text in (*texts, *header["classes"])):
+    texts = [header["root"] or "", header["format"], header["fingerprint"], *header["stamps"]]
+    texts += [header.get("whole", ""), *header["classes"]]
+    if any(b"\0" in os.fsencode(text) for text in texts):
         raise ValueError("a name has a null character")
     if not all(isinstance(stamp, list | None) for stamp in header["stamps"].values()):
         raise ValueError("a stamp is no list")
@@ -265,8 +269,8 @@ def _check_range(name: str, column: NDArray[Any], stop: int) -> None:
 def save_index(path: Path, header: dict[str, Any], columns: Columns) -> Index:
     """Writes an index, whole or not at all, and opens it.
 
-    The header has root, format, classes, has_names, stamps and left_out, maybe parts, and a
-    fingerprint if it is not that of the table. OSError if the file cannot be written.
+    The header has root, format, classes, has_names, stamps and left_out, maybe parts and whole,
+    and a fingerprint if it is not that of the table. OSError if the file cannot be written.
     """
     header = {"fingerprint": None} | header
     header["fingerprint"] = header["fingerprint"] or _fingerprint(header["classes"], columns)
