@@ -36,7 +36,7 @@ from trainyard.hints import did_you_mean
 
 OPTIONS = ("label", "root")
 SUFFIXES = (".csv", ".tsv")
-_DELIMITERS = ",;\t"
+_DELIMITERS = ",;\t"  # the one that the header has most often outside of quotes; else the comma
 _QUOTED = re.compile('"[^"]*"')
 _BETWEEN = "|"  # labels in a cell
 _HEADER = ", line 1, the header"
@@ -254,7 +254,8 @@ def _text_lines(path: str) -> Iterator[str]:
 def _csv_rows(path: str, wanted: str | None) -> Iterator[_Row]:
     lines = _text_lines(path)
     first = next(lines, "")
-    reader = csv.reader(chain([first], lines), delimiter=_delimiter(first), strict=True)
+    delimiter = max(_DELIMITERS, key=_QUOTED.sub("", first).count)
+    reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
     try:
         names = next(reader, [])
         columns = _columns(names, path, wanted)
@@ -275,11 +276,6 @@ def _csv_rows(path: str, wanted: str | None) -> Iterator[_Row]:
         raise DataError(
             "list.not-csv", path=path, line=reader.line_num, reason=str(error)
         ) from None
-
-
-def _delimiter(header: str) -> str:
-    """The delimiter that a header has most often outside of quotes; the comma if it has none."""
-    return max(_DELIMITERS, key=_QUOTED.sub("", header).count)
 
 
 def _row(line: int, columns: _Columns, cells: Sequence[str]) -> _Row:

@@ -131,11 +131,15 @@ def _planned(
     identity = _identity(splits, classes, options, about)
     _check_outside(destination, splits)
     _report_links(splits)
-    return (
-        PackJob(destination, options, classes, folders, _sources(splits, options)),
-        jobs,
-        identity,
-    )
+    sources = {
+        split: PackSource(
+            selection.index.path,
+            selection.index.fingerprint,
+            options.format == "folder" and _has_own_names(selection),
+        )
+        for split, selection in splits.items()
+    }
+    return PackJob(destination, options, classes, folders, sources), jobs, identity
 
 
 @contextmanager
@@ -285,17 +289,6 @@ def _make_folders(
     for split in splits:
         for name in folders:
             (destination / split / name).mkdir(parents=True, exist_ok=True)
-
-
-def _sources(splits: dict[str, Selection], options: PackOptions) -> dict[str, PackSource]:
-    return {
-        split: PackSource(
-            selection.index.path,
-            selection.index.fingerprint,
-            options.format == "folder" and _has_own_names(selection),
-        )
-        for split, selection in splits.items()
-    }
 
 
 def _has_own_names(selection: Selection) -> bool:

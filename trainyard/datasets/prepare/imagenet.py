@@ -200,11 +200,8 @@ def class_archives(place: ResolvedLocation) -> Iterator[ClassImages]:
             seen.add(name)
             inside = members(tar, member.offset, member.offset + member.size)
             images = [image for image in inside if is_image(image.name)]
-            yield ClassImages(name, file, sorted(images, key=_by_name))
-
-
-def _by_name(member: Member) -> str:
-    return os.path.basename(member.name)
+            images.sort(key=lambda image: os.path.basename(image.name))
+            yield ClassImages(name, file, images)
 
 
 PUBLISHED = {
