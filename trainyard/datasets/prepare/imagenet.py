@@ -29,7 +29,7 @@ from trainyard.datasets.pack.pack import shuffled
 from trainyard.datasets.pack.recode import Repair
 from trainyard.datasets.prepare.preparation import Preparation, find_archive, read_members
 from trainyard.errors import DataError
-from trainyard.installation import install_hint
+from trainyard.installation import needed
 
 _META = "data/meta.mat"
 _TRUTH = "data/ILSVRC2012_validation_ground_truth.txt"
@@ -53,10 +53,7 @@ class Devkit:
 
 def read_devkit(path: Path) -> Devkit:
     """Reads ILSVRC2012_devkit_t12.tar.gz in memory; needs scipy."""
-    try:
-        from scipy.io import loadmat
-    except ImportError:
-        raise DataError("prepare.needs-scipy", hint=install_hint("imagenet")) from None
+    loadmat = needed("scipy.io", "imagenet", "the ILSVRC2012 devkit").loadmat
     contents = read_members(path, (_META, _TRUTH), _MAX_BYTES)
     try:
         synsets = loadmat(io.BytesIO(contents[_META]), squeeze_me=True)["synsets"]
