@@ -18,7 +18,7 @@ from trainyard.data.reading.reader import Reader, read_ahead
 from trainyard.data.storage.manifest import Shard
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import is_remote
-from trainyard.datasets.pack.files import Outputs, remove, sha256_of, write_folder
+from trainyard.datasets.pack.files import Outputs, remove, write_folder
 from trainyard.datasets.pack.journal import Written
 from trainyard.datasets.pack.recode import (
     NOT_AN_IMAGE,
@@ -31,7 +31,7 @@ from trainyard.datasets.pack.recode import (
 from trainyard.datasets.pack.shards import PackOptions, ShardJob
 from trainyard.datasets.workers import CONTEXT
 from trainyard.errors import DataError
-from trainyard.files import fsync, part_of, why_unwritable
+from trainyard.files import fsync, part_of, sha256, why_unwritable
 from trainyard.installation import NEEDS_EXTENSION
 
 
@@ -199,7 +199,7 @@ def write_shard(job: ShardJob) -> tuple[Written, Outputs]:
         _write(job, outputs, seen)
         for path, _ in outputs:
             fsync(path)
-        shard = Shard(job.name, len(job.ids), part.stat().st_size, sha256_of(part))
+        shard = Shard(job.name, len(job.ids), part.stat().st_size, sha256(part))
     except OSError as error:
         reason = why_unwritable(error, final, _num_bytes(job), part)
         remove(outputs)
