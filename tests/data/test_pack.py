@@ -22,9 +22,9 @@ from trainyard.data.index.build import open_index
 from trainyard.data.storage.manifest import Manifest, read_manifest
 from trainyard.datasets.pack import files
 from trainyard.datasets.pack.journal import locked
-from trainyard.datasets.pack.pack import PackOptions, Selection, only_classes, pack, shuffled
+from trainyard.datasets.pack.pack import pack
 from trainyard.datasets.pack.recode import ShortSide
-from trainyard.datasets.pack.shards import plan_jobs
+from trainyard.datasets.pack.shards import PackOptions, Selection, only_classes, plan_jobs, shuffled
 
 FORMATS = ("webdataset", "hdf5", "folder")
 CLASSES = ("n01", "n02", "n03", "n04")  # the last one without an image

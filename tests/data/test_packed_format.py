@@ -30,8 +30,9 @@ from trainyard.data.storage.location import find_place
 from trainyard.data.storage.manifest import Manifest
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source
-from trainyard.datasets.pack.pack import PackOptions, pack, shuffled
+from trainyard.datasets.pack.pack import pack
 from trainyard.datasets.pack.recode import ShortSide
+from trainyard.datasets.pack.shards import PackOptions, shuffled
 from trainyard.datasets.verify.checks import Check
 from trainyard.datasets.verify.verify import verify
 from trainyard.errors import DataError

@@ -23,7 +23,8 @@ from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.sampler.plan import OnePassPlan
 from trainyard.data.storage.manifest import read_manifest, write_manifest
-from trainyard.datasets.pack.pack import PackOptions, Selection, pack, shuffled
+from trainyard.datasets.pack.pack import pack
+from trainyard.datasets.pack.shards import PackOptions, Selection, shuffled
 from trainyard.datasets.verify.checks import MAX_LISTED, Check, Finding, checked
 from trainyard.datasets.verify.images import same_bytes
 from trainyard.datasets.verify.verify import verify

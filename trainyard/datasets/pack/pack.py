@@ -38,24 +38,12 @@ from trainyard.datasets.pack.shards import (
     Selection,
     ShardJob,
     brace_list,
-    only_classes,
     plan_jobs,
-    shuffled,
 )
 from trainyard.datasets.pack.worker import PackJob, PackSource, stem, storing
 from trainyard.errors import DataError
 from trainyard.files import in_words, why_unwritable
 from trainyard.printable import print_line
-
-__all__ = [
-    "PackOptions",
-    "Selection",
-    "num_samples",
-    "only_classes",
-    "pack",
-    "pack_part",
-    "shuffled",
-]
 
 # Bytes per sample besides the image: headers, padding, half a block of a file system.
 _OVERHEAD = {

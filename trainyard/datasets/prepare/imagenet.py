@@ -25,8 +25,8 @@ from trainyard.data.index.table import Index
 from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.data.storage.manifest import Manifest
 from trainyard.data.storage.open import open_source
-from trainyard.datasets.pack.pack import shuffled
 from trainyard.datasets.pack.recode import Repair
+from trainyard.datasets.pack.shards import shuffled
 from trainyard.datasets.prepare.preparation import Preparation, find_archive, read_members
 from trainyard.errors import DataError
 from trainyard.installation import needed

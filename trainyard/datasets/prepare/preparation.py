@@ -26,8 +26,9 @@ from trainyard.data.index.table import Index, load_index
 from trainyard.data.storage.location import find_place
 from trainyard.data.storage.manifest import FILE_NAME, Manifest
 from trainyard.datasets.pack.journal import check_empty, is_begun
-from trainyard.datasets.pack.pack import PackOptions, Selection, pack
+from trainyard.datasets.pack.pack import pack
 from trainyard.datasets.pack.recode import Recode
+from trainyard.datasets.pack.shards import PackOptions, Selection
 from trainyard.errors import DataError
 from trainyard.files import atomic_write, why_unwritable
 
