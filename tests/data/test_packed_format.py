@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -257,17 +256,6 @@ def test_coefficients_without_the_extension_are_one_error(
 def test_only_packed_holds_pixels(photos: Path, tmp_path: Path) -> None:
     with raises("pack.format-without-pixels", format="webdataset"):
         packed_into(photos, tmp_path / "out", "webdataset", pixels=True)
-
-
-@needs_extension
-def test_the_space_for_larger_records_is_asked_for(
-    photos: Path, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    stored = sum(len(content) for *_, content in contents(photos))
-    usage = shutil.disk_usage(tmp_path)._replace(free=(16 << 20) + stored + 20 * 64)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with raises("pack.disk-too-small", path=f"{tmp_path}/out"):
-        packed_into(photos, tmp_path / "out")
 
 
 # --- all else ---

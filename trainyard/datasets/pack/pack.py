@@ -17,10 +17,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from trainyard.data.decode.decode import BadImageError
 from trainyard.data.index.outside import linked_outside
 from trainyard.data.index.table import Index
-from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.manifest import FILE_NAME, Manifest, Split, write_manifest
 from trainyard.datasets.pack.files import remove_stale
 from trainyard.datasets.pack.journal import (
@@ -50,11 +48,9 @@ _OVERHEAD = {
     "webdataset": 2304,
     "hdf5": 128,
     "folder": 2304,
-    "packed": 64,
     "parquet": 128,
 }
 _MARGIN = 16 << 20  # bytes that stay free
-_TRIED = 16  # samples stored to estimate the change of their size
 _ODD_LISTED = 1000  # of each kind
 
 
@@ -292,10 +288,12 @@ def _has_own_names(selection: Selection) -> bool:
 
 
 def _check_space(work: PackJob, splits: dict[str, Selection], jobs: list[ShardJob]) -> None:
+    """DataError if the disk is too small. Only images that stay as they are have a known size."""
+    is_packed = any(selection.index.format == "packed" for selection in splits.values())
+    if is_packed or not storing(work.options).keeps_files:
+        return
     stored = sum(int(splits[job.split].index.size[job.ids].sum()) for job in jobs)
     count = sum(len(job.ids) for job in jobs)
-    if jobs:
-        stored = round(stored * _growth(splits[jobs[0].split], work.options))
     needed = stored + count * _OVERHEAD[work.options.format] + _MARGIN
     free = shutil.disk_usage(work.destination).free
     if jobs and free < needed:
@@ -305,21 +303,6 @@ def _check_space(work: PackJob, splits: dict[str, Selection], jobs: list[ShardJo
             needed=in_words(needed),
             free=in_words(free),
         )
-
-
-def _growth(selection: Selection, options: PackOptions) -> float:
-    """Stored bytes per byte of the source, by a few samples."""
-    store = storing(options)
-    if store.keeps_files and selection.index.format != "packed":
-        return 1.0
-    reader, before, after = Reader(selection.index), 1, 1
-    for sample in selection.ids[:: max(1, len(selection.ids) // _TRIED)].tolist():
-        try:
-            content = reader.read(sample)
-            before, after = before + len(content), after + len(store(content))
-        except (OSError, BadImageError):  # handled when the sample is written
-            continue
-    return after / before
 
 
 def _manifest(
