@@ -212,13 +212,21 @@ class LabelledPixels(NamedTuple):
 
 
 def select_pixels(
-    preparation: Preparation, split: str, images: LabelledPixels, archive: Path
+    preparation: Preparation, split: str, images: LabelledPixels, archive: Path, *, count: int
 ) -> Selection:
     """The images as records, class by class, in the order of an image folder.
 
     The records lie end to end in one file. It has the archive's time, so a restart makes the same
-    one.
+    one. DataError unless there are `count` images, as published, where checksums are wanted.
     """
+    if preparation.checksum and len(images.labels) != count:
+        raise DataError(
+            "prepare.wrong-image-count",
+            path=archive,
+            num_images=len(images.labels),
+            split=split,
+            num_expected=count,
+        )
     path = preparation.folder / f"{split}.records"
     sizes = []
     with atomic_write(path) as file:
