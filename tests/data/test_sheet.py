@@ -1,6 +1,5 @@
 """Contact sheets: the same everywhere, every tile where it belongs, damage shown as such."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from trainyard.data.index.build import open_index
 from trainyard.data.index.table import Index
 from trainyard.datasets.contact_sheet import (
     contact_sheet,
-    image_sides,
     random_samples,
     save_sheet,
     shortened,
@@ -156,16 +154,3 @@ def test_a_sheet_appears_whole_or_not_at_all(
     with pytest.raises(OSError):
         save_sheet(tmp_path / "missing" / "sheet.png", sheet)
     assert [path.name for path in tmp_path.iterdir()] == ["sheet.png"]
-
-
-# --- sides ---
-
-
-def test_sides_come_from_headers(coloured: Index, tmp_path: Path) -> None:
-    sides = image_sides(coloured, np.arange(len(coloured)))
-    assert len(sides) == 15  # not the broken one
-    assert set(sides[:, 0].tolist()) == {300}
-    assert sorted(set(sides[:, 1].tolist())) == [100, 120, 140, 160, 180]
-    (tmp_path / "broken").mkdir()
-    shutil.copy(Path(coloured.root) / "blue" / "5.png", tmp_path / "broken")
-    assert image_sides(open_index(str(tmp_path)), np.arange(1)).shape == (0, 2)

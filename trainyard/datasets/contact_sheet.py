@@ -1,12 +1,10 @@
-"""Random samples of a data set to look at: a contact sheet, and image sizes."""
+"""Random samples of a data set to look at, as a contact sheet."""
 
 import io
 import math
 import textwrap
 import warnings
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from trainyard.data.decode.decode import BadImageError, open_lazily, whole_image
+from trainyard.data.decode.decode import BadImageError, whole_image
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader, read_ahead
 from trainyard.data.rng import fold_in, permute
@@ -23,8 +21,6 @@ from trainyard.files import atomic_write
 Ids = NDArray[np.int64]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
-_READ_THREADS = 16  # hide the latency of a network file system
-_READ_SAMPLES = 8  # of a thread at a time
 _PIXELS = 1_600_000  # of a whole sheet, roughly
 _SIDES = 64, 400  # pixels of a tile, from and to
 _GAP, _MARGIN, _HEAD = 14, 24, 64  # pixels
@@ -39,25 +35,6 @@ def random_samples(index: Index, count: int, seed: int, label: int | None = None
         return positions
     keys = fold_in(seed, np.zeros(len(positions), np.int64))
     return known[permute(positions, keys, len(known))]
-
-
-def image_sides(index: Index, samples: Ids) -> NDArray[np.int64]:
-    """Width and height in pixels, from the headers, of the samples with a readable header."""
-    read = Reader(index).expect(samples)
-    Image.init()  # not in threads: one would miss formats that another is registering
-
-    def sides(first: int) -> list[tuple[int, int]]:
-        found = []
-        for piece, images, _ in read(slice(first, min(first + _READ_SAMPLES, len(samples)))):
-            for position in range(piece.stop - piece.start):
-                with suppress(Exception):  # unreadable or no image: `data verify` reports it
-                    found.append(open_lazily(images.content(position)).size)
-        return found
-
-    with warnings.catch_warnings(), ThreadPoolExecutor(_READ_THREADS) as pool:
-        warnings.filterwarnings("ignore", module="PIL")
-        parts = pool.map(sides, range(0, len(samples), _READ_SAMPLES))
-        return np.array([size for part in parts for size in part], np.int64).reshape(-1, 2)
 
 
 def save_sheet(path: Path, sheet: Image.Image) -> None:
