@@ -113,7 +113,7 @@ def _drawn(tile: Tile, style: _Style) -> Image.Image:
     draw = ImageDraw.Draw(drawn)
     draw.rectangle((0, 0, style.side - 1, style.side - 1), _GROUND)
     if isinstance(tile.picture, str):
-        _cross(draw, tile.picture, style)
+        _write(draw, tile.picture, style)
     else:
         image = _fitted(tile.picture, style.side)
         drawn.paste(image, ((style.side - image.width) // 2, (style.side - image.height) // 2))
@@ -143,17 +143,11 @@ def _fitted(image: Image.Image, side: int) -> Image.Image:
     return image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3)
 
 
-def _cross(draw: ImageDraw.ImageDraw, reason: str, style: _Style) -> None:
-    """Draws a cross and the reason in place of an image that cannot be shown."""
-    last = style.side - 1
-    draw.line((1, 1, last - 1, last - 1), _RED, 2)
-    draw.line((1, last - 1, last - 1, 1), _RED, 2)
-    draw.rectangle((0, 0, last, last), outline=_RED, width=2)
+def _write(draw: ImageDraw.ImageDraw, reason: str, style: _Style) -> None:
+    """Writes the reason in place of an image that cannot be shown."""
     lines = textwrap.wrap(reason, style.side // 7)[:4]  # a letter is 6 to 7 pixels wide
     text = "\n".join(shortened(line, style.detail, style.side - 16) for line in lines)
     middle = style.side / 2, style.side / 2
-    box = draw.multiline_textbbox(middle, text, style.detail, "mm", align="center")
-    draw.rectangle((box[0] - 5, box[1] - 4, box[2] + 5, box[3] + 4), _GROUND)
     draw.multiline_text(middle, text, _RED, style.detail, "mm", align="center")
 
 
