@@ -32,6 +32,7 @@ from trainyard.data.storage.source import Source
 from trainyard.datasets.pack.pack import pack
 from trainyard.datasets.pack.recode import ShortSide
 from trainyard.datasets.pack.shards import PackOptions, shuffled
+from trainyard.datasets.pack.worker import storing
 from trainyard.datasets.verify.checks import Check
 from trainyard.datasets.verify.verify import verify
 from trainyard.errors import DataError
@@ -250,7 +251,7 @@ def test_coefficients_without_the_extension_are_one_error(
     with raises("data.needs-c-extension"):
         decode_batch(records, CentralCrop(24, 0.8), out, "bilinear")
     with raises("data.needs-c-extension"):
-        packed_into(tmp_path / "packed", tmp_path / "again", "folder")
+        storing(PackOptions("folder"))(records[0])
 
 
 def test_only_packed_holds_pixels(photos: Path, tmp_path: Path) -> None:

@@ -85,8 +85,7 @@ def open_merged(
     same = ("fingerprint", "stamps")  # a copied or touched file is the same data, but looks new
     if saved is not None and all(getattr(saved, key) == header[key] for key in same):
         return saved
-    with into_cache(path, " and ".join(real_path(part.root) for part in parts)):
-        return save_index(path, header, _columns(parts, classes))
+    return _save(path, parts, header)
 
 
 def _counting_from(done: int, progress: Progress) -> Progress:
@@ -136,6 +135,11 @@ def _header(parts: Sequence[Index], classes: list[str]) -> dict[str, Any]:
         "left_out": left_out.kinds,
         "parts": [len(part) for part in parts],
     }
+
+
+def _save(path: Path, parts: Sequence[Index], header: dict[str, Any]) -> Index:
+    with into_cache(path, " and ".join(real_path(part.root) for part in parts)):
+        return save_index(path, header, _columns(parts, header["classes"]))
 
 
 # --- the columns ---
