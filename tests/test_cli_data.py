@@ -26,10 +26,7 @@ def test_show_says_how_large_images_are(digits: Path, capsys: Capture) -> None:
     assert about["image_bytes"]["min"] == sizes[0]
     assert about["image_bytes"]["max"] == sizes[-1]
     assert about["image_bytes"]["median"] == (sizes[181] + sizes[182]) // 2
-    assert about["median_sides"] == [8, 8]
-    table = shown(capsys, "data", "show", digits)
-    assert "8 x 8" in table
-    assert "smallest image" in table
+    assert "smallest image" in shown(capsys, "data", "show", digits)
 
 
 def test_show_names_the_largest_and_smallest_of_many_classes(

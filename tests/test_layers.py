@@ -46,6 +46,7 @@ SIBLINGS = {
     ("own_code", "hints"),
     ("own_code", "printable"),
     ("hardware", "errors"),
+    ("installation", "errors"),
     ("hardware", "hints"),
     ("__main__", "command_line"),
     ("command_line", "cli"),

@@ -33,8 +33,6 @@ def has_ended(process: "subprocess.Popen[Any]", timeout_s: float = 0) -> bool:
 
 
 def _is_zombie(process: "subprocess.Popen[Any]") -> bool:
-    if not hasattr(os, "waitid"):  # macOS before Python 3.13; this reaps, so its group is left
-        return process.poll() is not None
     try:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
     except ChildProcessError:  # this process lets the system reap its children
@@ -42,11 +40,8 @@ def _is_zombie(process: "subprocess.Popen[Any]") -> bool:
 
 
 def wait_for(process: "subprocess.Popen[Any]") -> None:
-    """Wait for the end of a process without reaping it, where the system can (see _is_zombie)."""
-    if hasattr(os, "waitid"):
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    else:
-        process.wait()
+    """Wait for the end of a process without reaping it."""
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
 def kill_group(process: "subprocess.Popen[Any]") -> None:

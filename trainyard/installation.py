@@ -3,7 +3,11 @@
 `trainyard` on the package index is another project's, with a package folder of the same name.
 """
 
+from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+from trainyard.errors import DataError
 
 VERSION = "0.2.0"
 DISTRIBUTION = "trainyard-images"
@@ -16,6 +20,17 @@ NEEDS_EXTENSION = (
 def install_hint(extra: str) -> str:
     """The command that installs the packages of an extra."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def needed(module: str, extra: str, name: str) -> Any:
+    """A module of the packages of an extra, imported. DataError: `name` needs its package."""
+    try:
+        return import_module(module)
+    except ImportError:
+        package = module.partition(".")[0]
+        raise DataError(
+            "data.needs-package", name=name, package=package, hint=install_hint(extra)
+        ) from None
 
 
 def remark_on_other_distribution() -> str | None:

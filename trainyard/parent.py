@@ -3,7 +3,6 @@
 import ctypes
 import os
 import signal
-import sys
 
 LAUNCHER = "TRAINYARD_LAUNCHER"
 """Variable with the pid of the Trainyard process that started a rank."""
@@ -12,9 +11,8 @@ _PR_SET_PDEATHSIG = 1  # see prctl(2)
 
 
 def signal_without_parent(number: int) -> None:
-    """Have this process get a signal when the thread that started it ends; on Linux alone."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    """Have this process get a signal when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def end_with_launcher() -> None:

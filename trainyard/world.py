@@ -49,14 +49,8 @@ class World:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use; all cores on a system without affinities, such as macOS."""
-    return len(_mask())
-
-
-def _mask() -> Set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return frozenset(range(os.cpu_count() or 1))
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def kernel(boot: Path = BOOT_ID) -> str:
@@ -70,9 +64,9 @@ def with_cores(world: World) -> World:
     A rank shares each core that it may use with the ranks of its host that may use it too: some
     launchers divide a host's cores (Slurm's task affinity, mpirun's binding), others do not.
     """
-    masks = gather(world, (kernel(), _mask()))
+    masks = gather(world, (kernel(), os.sched_getaffinity(0)))
     ranks_on = Counter(core for host, mask in masks if host == kernel() for core in mask)
-    share = sum(Fraction(1, ranks_on[core]) for core in _mask())
+    share = sum(Fraction(1, ranks_on[core]) for core in os.sched_getaffinity(0))
     return replace(world, cores=max(1, int(share)))
 
 

@@ -368,5 +368,5 @@ def test_a_wordnet_id_is_no_path(tmp_path: Path, monkeypatch: Patch) -> None:
 
 def test_without_scipy_the_extra_is_named(mini: MiniImageNet, monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.io", None)
-    with raises("prepare.needs-scipy"):
+    with raises("data.needs-package", package="scipy"):
         read_devkit(mini.folder / DEVKIT)

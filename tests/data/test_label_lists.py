@@ -25,7 +25,8 @@ from trainyard.data.index.table import Index
 from trainyard.data.index.val_share import Side, open_part
 from trainyard.data.reading.reader import Reader
 from trainyard.data.stream.open_shard import open_shard
-from trainyard.datasets.pack.pack import PackOptions, only_classes, pack, shuffled
+from trainyard.datasets.pack.pack import pack
+from trainyard.datasets.pack.shards import PackOptions, only_classes, shuffled
 
 LISTS = [["ape", "dog"], [], ["dog"], ["ape", "bee", "dog"], [], ["bee"], ["dog"]]
 NUMBERS = [[0, 2], [], [2], [0, 1, 2], [], [1], [2]]

@@ -72,10 +72,7 @@ def test_imagenet_has_its_numbers_by_the_order_of_wordnet_ids(has_names: bool) -
         ("cat dog", "00 01", True, "'00' is new"),
         ("0 1 2", "0 1 two", True, "'two' is new, '2' is missing"),
         ("cat dog", "images", True, "'images' is new"),
-        ("cat dog", "Cat dog", True, "'Cat' is new, and looks like 'cat'"),
-        ("cat dog", "c\u0430t dog", True, r"'c\u0430t' is new, and looks like 'cat'"),  # Cyrillic
-        ("file dog", "\ufb01le dog", True, r"'\ufb01le' is new, and looks like 'file'"),
-        ("sea_lion dog", "sea-lion dog", True, "'sea-lion' is new, and looks like 'sea_lion'"),
+        ("cat dog", "Cat dog", True, "'Cat' is new, 'cat' is missing"),
     ],
 )
 def test_classes_that_do_not_fit(known: str, found: str, has_names: bool, words: str) -> None:

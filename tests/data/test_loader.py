@@ -37,7 +37,6 @@ from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import OnePassPlan, ShuffledPlan
 from trainyard.errors import LoaderError
 from trainyard.image_size import height_width
-from trainyard.world import World, cores_per_rank
 
 PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]
 BILINEAR = Image.Resampling.BILINEAR
@@ -432,15 +431,3 @@ def shared_memory() -> set[str]:
     """Named shared memory, but for torch's and multiprocessing's of other tests."""
     names = os.listdir("/dev/shm")
     return {name for name in names if not name.startswith(("torch_", "sem.", "mp-", "pym-"))}
-
-
-def test_batches_are_the_same_without_what_only_linux_has(index: Index, monkeypatch: Patch) -> None:
-    """macOS has no memfd and no affinities, and its waitid is of Python 3.13."""
-    expected = all_batches(index, spec())
-    for name in ("memfd_create", "MFD_CLOEXEC", "sched_getaffinity", "waitid"):
-        monkeypatch.delattr(os, name)
-    threads = cores_per_rank(World())
-    assert threads == os.cpu_count()
-    for one, other in zip(all_batches(index, spec()), expected, strict=True):
-        assert np.array_equal(one.ids, other.ids)
-        assert np.array_equal(one.images_BHWC, other.images_BHWC)

@@ -22,9 +22,9 @@ from trainyard.data.index.build import open_index
 from trainyard.data.storage.manifest import Manifest, read_manifest
 from trainyard.datasets.pack import files
 from trainyard.datasets.pack.journal import locked
-from trainyard.datasets.pack.pack import PackOptions, Selection, only_classes, pack, shuffled
+from trainyard.datasets.pack.pack import pack
 from trainyard.datasets.pack.recode import ShortSide
-from trainyard.datasets.pack.shards import plan_jobs
+from trainyard.datasets.pack.shards import PackOptions, Selection, only_classes, plan_jobs, shuffled
 
 FORMATS = ("webdataset", "hdf5", "folder")
 CLASSES = ("n01", "n02", "n03", "n04")  # the last one without an image
@@ -291,10 +291,3 @@ def test_a_file_that_a_full_disk_cuts_short_gets_no_name(tmp_path: Path) -> None
     with full_disk(500), pytest.raises(OSError, match="File too large"):
         files._write_file(tmp_path / "image", bytes(1000))
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 3 * 4096 + 5])
-def test_the_checksum_of_a_file_in_windows(size: int, tmp_path: Path) -> None:
-    content = bytes(number % 251 for number in range(size))
-    (tmp_path / "shard").write_bytes(content)
-    assert files.sha256_of(tmp_path / "shard", window=4096) == hashlib.sha256(content).hexdigest()

@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -30,8 +29,10 @@ from trainyard.data.storage.location import find_place
 from trainyard.data.storage.manifest import Manifest
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source
-from trainyard.datasets.pack.pack import PackOptions, pack, shuffled
+from trainyard.datasets.pack.pack import pack
 from trainyard.datasets.pack.recode import ShortSide
+from trainyard.datasets.pack.shards import PackOptions, shuffled
+from trainyard.datasets.pack.worker import storing
 from trainyard.datasets.verify.checks import Check
 from trainyard.datasets.verify.verify import verify
 from trainyard.errors import DataError
@@ -250,23 +251,12 @@ def test_coefficients_without_the_extension_are_one_error(
     with raises("data.needs-c-extension"):
         decode_batch(records, CentralCrop(24, 0.8), out, "bilinear")
     with raises("data.needs-c-extension"):
-        packed_into(tmp_path / "packed", tmp_path / "again", "folder")
+        storing(PackOptions("folder"))(records[0])
 
 
 def test_only_packed_holds_pixels(photos: Path, tmp_path: Path) -> None:
     with raises("pack.format-without-pixels", format="webdataset"):
         packed_into(photos, tmp_path / "out", "webdataset", pixels=True)
-
-
-@needs_extension
-def test_the_space_for_larger_records_is_asked_for(
-    photos: Path, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    stored = sum(len(content) for *_, content in contents(photos))
-    usage = shutil.disk_usage(tmp_path)._replace(free=(16 << 20) + stored + 20 * 64)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with raises("pack.disk-too-small", path=f"{tmp_path}/out"):
-        packed_into(photos, tmp_path / "out")
 
 
 # --- all else ---

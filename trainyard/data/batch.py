@@ -73,10 +73,6 @@ class BadSample(NamedTuple):
     reason: str
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PixelBatch(Samples[Array]):
     """A batch in a loader's ring, or on its way from there to a device.
@@ -89,7 +85,7 @@ class PixelBatch(Samples[Array]):
     images_BHWC: Array
     """uint8: pixels, or encoded images for a GPU to decode; see loader/encoded_batch.py."""
     bad: list[BadSample] = field(default_factory=list)
-    acquire: Callable[[], Callable[[], None]] = lambda: _nothing
+    acquire: Callable[[], Callable[[], None]] = lambda: lambda: None
     capacity: float = 0.0
     """Images a second that the loader could make without waiting for the trainer, by the time its
     threads spent on this batch; 0 if unknown."""

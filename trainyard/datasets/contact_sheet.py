@@ -1,12 +1,10 @@
-"""Random samples of a data set to look at: a contact sheet, and image sizes."""
+"""Random samples of a data set to look at, as a contact sheet."""
 
 import io
 import math
 import textwrap
 import warnings
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from trainyard.data.decode.decode import BadImageError, open_lazily, whole_image
+from trainyard.data.decode.decode import BadImageError, whole_image
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader, read_ahead
 from trainyard.data.rng import fold_in, permute
@@ -23,8 +21,6 @@ from trainyard.files import atomic_write
 Ids = NDArray[np.int64]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
-_READ_THREADS = 16  # hide the latency of a network file system
-_READ_SAMPLES = 8  # of a thread at a time
 _PIXELS = 1_600_000  # of a whole sheet, roughly
 _SIDES = 64, 400  # pixels of a tile, from and to
 _GAP, _MARGIN, _HEAD = 14, 24, 64  # pixels
@@ -39,25 +35,6 @@ def random_samples(index: Index, count: int, seed: int, label: int | None = None
         return positions
     keys = fold_in(seed, np.zeros(len(positions), np.int64))
     return known[permute(positions, keys, len(known))]
-
-
-def image_sides(index: Index, samples: Ids) -> NDArray[np.int64]:
-    """Width and height in pixels, from the headers, of the samples with a readable header."""
-    read = Reader(index).expect(samples)
-    Image.init()  # not in threads: one would miss formats that another is registering
-
-    def sides(first: int) -> list[tuple[int, int]]:
-        found = []
-        for piece, images, _ in read(slice(first, min(first + _READ_SAMPLES, len(samples)))):
-            for position in range(piece.stop - piece.start):
-                with suppress(Exception):  # unreadable or no image: `data verify` reports it
-                    found.append(open_lazily(images.content(position)).size)
-        return found
-
-    with warnings.catch_warnings(), ThreadPoolExecutor(_READ_THREADS) as pool:
-        warnings.filterwarnings("ignore", module="PIL")
-        parts = pool.map(sides, range(0, len(samples), _READ_SAMPLES))
-        return np.array([size for part in parts for size in part], np.int64).reshape(-1, 2)
 
 
 def save_sheet(path: Path, sheet: Image.Image) -> None:
@@ -136,7 +113,7 @@ def _drawn(tile: Tile, style: _Style) -> Image.Image:
     draw = ImageDraw.Draw(drawn)
     draw.rectangle((0, 0, style.side - 1, style.side - 1), _GROUND)
     if isinstance(tile.picture, str):
-        _cross(draw, tile.picture, style)
+        _write(draw, tile.picture, style)
     else:
         image = _fitted(tile.picture, style.side)
         drawn.paste(image, ((style.side - image.width) // 2, (style.side - image.height) // 2))
@@ -166,17 +143,11 @@ def _fitted(image: Image.Image, side: int) -> Image.Image:
     return image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3)
 
 
-def _cross(draw: ImageDraw.ImageDraw, reason: str, style: _Style) -> None:
-    """Draws a cross and the reason in place of an image that cannot be shown."""
-    last = style.side - 1
-    draw.line((1, 1, last - 1, last - 1), _RED, 2)
-    draw.line((1, last - 1, last - 1, 1), _RED, 2)
-    draw.rectangle((0, 0, last, last), outline=_RED, width=2)
+def _write(draw: ImageDraw.ImageDraw, reason: str, style: _Style) -> None:
+    """Writes the reason in place of an image that cannot be shown."""
     lines = textwrap.wrap(reason, style.side // 7)[:4]  # a letter is 6 to 7 pixels wide
     text = "\n".join(shortened(line, style.detail, style.side - 16) for line in lines)
     middle = style.side / 2, style.side / 2
-    box = draw.multiline_textbbox(middle, text, style.detail, "mm", align="center")
-    draw.rectangle((box[0] - 5, box[1] - 4, box[2] + 5, box[3] + 4), _GROUND)
     draw.multiline_text(middle, text, _RED, style.detail, "mm", align="center")
 
 

@@ -139,7 +139,8 @@ def serving(options: ServerOptions) -> Iterator["subprocess.Popen[bytes]"]:
             command,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C reaches this process, which then ends nginx
-            preexec_fn=_die_with_parent,
+            # It ends with this process, even if that is killed.
+            preexec_fn=lambda: signal_without_parent(signal.SIGTERM),
             **account,
         )
         try:
@@ -222,8 +223,3 @@ def _wait_until_it_answers(server: "subprocess.Popen[bytes]", options: ServerOpt
         except OSError:
             time.sleep(0.01)
     raise TrainyardError("serve.nginx-silent")
-
-
-def _die_with_parent() -> None:
-    """In the child: ends it with its parent, even if the parent is killed."""
-    signal_without_parent(signal.SIGTERM)

@@ -78,7 +78,7 @@ def launch_ray(job: Job, options: RayOptions) -> int:
     there is no such cluster, or its nodes are too few; TrainyardError if a rank was killed, a node
     lost more often than `restarts`, or ranks could not save after a signal.
     """
-    with connected(options, has_output=True):
+    with connected(options):
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -179,11 +179,11 @@ def _code_after(number: int, codes: dict[int, int]) -> int:
 
 
 @contextmanager
-def connected(options: RayOptions, *, has_output: bool = False) -> Iterator[None]:
+def connected(options: RayOptions) -> Iterator[None]:
     """Inside, Ray is connected to a cluster; one that is started here ends with it.
 
-    `has_output`: Ray prints what its workers print, with the worker in front, unless it is JSON.
-    InputError if there is no such cluster, or Ray is not installed.
+    Ray prints what its workers print, with the worker in front, unless it is JSON. InputError if
+    there is no such cluster, or Ray is not installed.
     """
     for name, text in _VARIABLES.items():
         os.environ.setdefault(name, text)
@@ -197,11 +197,11 @@ def connected(options: RayOptions, *, has_output: bool = False) -> Iterator[None
     _check_answer(address)
     try:
         try:
-            _join(address, options, has_output=has_output)
+            _join(address, options)
         except ConnectionError:
             if given:
                 raise
-            _join("local", options, has_output=has_output)
+            _join("local", options)
         yield
     except (ConnectionError, RuntimeError, ValueError) as error:
         if ray.is_initialized():
@@ -225,7 +225,7 @@ def _check_answer(address: str) -> None:
         ) from None
 
 
-def _join(address: str, options: RayOptions, *, has_output: bool) -> None:
+def _join(address: str, options: RayOptions) -> None:
     import ray
 
     more: dict[str, Any] = {}
@@ -241,7 +241,6 @@ def _join(address: str, options: RayOptions, *, has_output: bool) -> None:
         more["logging_config"] = ray.LoggingConfig()  # no prefix, so that programs read the lines
     ray.init(
         address,
-        log_to_driver=has_output,
         logging_level="ERROR",
         runtime_env=dict(options.environment),
         **more,

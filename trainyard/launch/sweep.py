@@ -94,10 +94,9 @@ def _start(
 
 def _give_cores(process: "subprocess.Popen[bytes]", place: int, count: int) -> None:
     """Leave a new process every `count`-th core from the `place`-th on, if there are enough."""
-    if hasattr(os, "sched_setaffinity"):  # not on macOS
-        own = sorted(os.sched_getaffinity(0))[place::count]
-        with suppress(ProcessLookupError):  # it has ended already
-            os.sched_setaffinity(process.pid, own or os.sched_getaffinity(0))
+    own = sorted(os.sched_getaffinity(0))[place::count]
+    with suppress(ProcessLookupError):  # it has ended already
+        os.sched_setaffinity(process.pid, own or os.sched_getaffinity(0))
 
 
 def _await(

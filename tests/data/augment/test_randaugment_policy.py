@@ -1,6 +1,7 @@
 """The notation, and what is drawn from it, against timm's."""
 
 import random
+import re
 import subprocess
 import sys
 from typing import Any
@@ -10,7 +11,6 @@ import pytest
 from numpy.typing import NDArray
 from timm.data import auto_augment
 
-from tests.errors import raises
 from trainyard.data.augment.policy import DrawnOperations, Policy, check_policy, draw, parse_policy
 
 NOTATIONS = [
@@ -80,12 +80,8 @@ def test_the_notation_is_timms(text: str) -> None:
     ],
 )
 def test_a_wrong_notation_is_an_error_that_says_what(text: str, said: str) -> None:
-    with raises("recipe.malformed-randaugment") as caught:
-        parse_policy(text)
-    assert said in str(caught.value)
-    with pytest.raises(ValueError, match=r".") as plain:
+    with pytest.raises(ValueError, match=re.escape(said)):
         check_policy(text)
-    assert said in str(plain.value)
 
 
 def test_the_notation_needs_neither_torch_nor_timm() -> None:

@@ -14,8 +14,8 @@ from trainyard.errors import InputError
 if TYPE_CHECKING:
     from trainyard.data.index.table import Index
     from trainyard.datasets.pack.journal import Part
-    from trainyard.datasets.pack.pack import PackOptions
     from trainyard.datasets.pack.recode import Recode
+    from trainyard.datasets.pack.shards import PackOptions
 
 _FORMATS = (
     "webdataset",
@@ -90,8 +90,8 @@ def data_pack(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from trainyard.cli.data.show import open_splits
-    from trainyard.datasets.pack.pack import num_samples, only_classes, pack, pack_part, shuffled
-    from trainyard.datasets.pack.shards import choose_classes
+    from trainyard.datasets.pack.pack import num_samples, pack, pack_part
+    from trainyard.datasets.pack.shards import choose_classes, only_classes, shuffled
     from trainyard.monitor.progress import counter
 
     _check_locations(options)
@@ -140,7 +140,7 @@ def _print_part(options: argparse.Namespace, samples: int) -> None:
 
 
 def _pack_options(options: argparse.Namespace) -> "PackOptions":
-    from trainyard.datasets.pack.pack import PackOptions
+    from trainyard.datasets.pack.shards import PackOptions
 
     samples = options.shard_samples
     if samples is None:

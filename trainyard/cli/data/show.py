@@ -23,7 +23,6 @@ _MAX_CLASSES = 25  # rows of a class table; --json lists all
 _EXTREMES = 10  # number of largest and of smallest classes shown instead
 _ROWS, _COLUMNS = 6, 8  # of a contact sheet
 _SECTIONS = ("data", "augment", "batch")  # of keys that can affect an augmented image
-_HEADERS = 1000  # images whose headers are read for their sides
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -119,10 +118,7 @@ def open_splits(
 def _describe(index: "Index") -> dict[str, Any]:
     import numpy as np
 
-    from trainyard.datasets.contact_sheet import image_sides, random_samples
-
     counts = index.samples_per_class().tolist()
-    sides = image_sides(index, random_samples(index, _HEADERS, seed=0))
     return {
         "format": index.format,
         "samples": len(index),
@@ -136,7 +132,6 @@ def _describe(index: "Index") -> dict[str, Any]:
             "median": int(np.median(index.size)),
             "max": int(index.size.max()),
         },
-        "median_sides": np.median(sides, axis=0).astype(int).tolist() if len(sides) else None,
         "classes": list(index.classes),
         **({"labels": sum(counts)} if index.lists is not None else {}),
         "per_class": dict(zip(index.classes, counts, strict=True)),
@@ -154,8 +149,6 @@ def _print_summary(found: dict[str, dict[str, Any]]) -> None:
         rows["labels"] = [f"{about.get('labels', about['samples']):,}" for about in found.values()]
     for key, what in (("min", "smallest"), ("median", "median"), ("max", "largest")):
         rows[f"{what} image"] = [in_bytes(about["image_bytes"][key]) for about in found.values()]
-    sides = [about["median_sides"] for about in found.values()]
-    rows["median width x height"] = [f"{two[0]} x {two[1]}" if two else "" for two in sides]
     print_table(["data", *found], [[what, *values] for what, values in rows.items()])
 
 

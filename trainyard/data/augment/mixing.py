@@ -45,7 +45,8 @@ class Mixing:
         size = (batch.images_BCHW.shape[2], batch.images_BCHW.shape[3])
         alone = batch.weights.flip(0) == 0
         if self._config.mix_mode == "batch":
-            lam = self._mix_alike(batch.images_BCHW, alone, self._draw(self._key(keys), *size))
+            key = fold_in(self._seed, np.array([_STREAM]), np.array([keys.position]))
+            lam = self._mix_alike(batch.images_BCHW, alone, self._draw(key, *size))
         else:
             lam = self._mix_each(batch.images_BCHW, alone, self._draw(self._each_key(keys), *size))
         return replace(
@@ -53,9 +54,6 @@ class Mixing:
             mixed_labels=torch.where(alone, batch.labels, batch.labels.flip(0)),
             lam=torch.where(alone, 1.0, lam),
         )
-
-    def _key(self, keys: Keys) -> UInt64s:
-        return fold_in(self._seed, np.array([_STREAM]), np.array([keys.position]))
 
     def _each_key(self, keys: Keys) -> UInt64s:
         count = len(keys.ids)

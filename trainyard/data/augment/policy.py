@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data.rng import fold_in, uniforms
-from trainyard.errors import RecipeError
 
 STREAM = 5  # keeps these draws independent of other uses of the same seed
 _PER_LAYER = 6  # random numbers per operation: choice, chance, noise (two), sign, detail
@@ -67,21 +66,14 @@ class Policy:
     """Magnitudes are clipped to [0, limit]."""
 
 
-def parse_policy(text: str) -> Policy:
-    """The policy of a text in timm's notation. ValueError if it is malformed."""
-    try:
-        return _parse(text)
-    except ValueError as error:
-        raise RecipeError("recipe.malformed-randaugment", reason=str(error)) from None
-
-
 def check_policy(text: str) -> str:
     """Returns `text`. ValueError if it is invalid; a validator for pydantic."""
-    _parse(text)
+    parse_policy(text)
     return text
 
 
-def _parse(text: str) -> Policy:
+def parse_policy(text: str) -> Policy:
+    """The policy of a text in timm's notation. ValueError if it is malformed."""
     kind, *sections = text.split("-")
     if kind not in {"rand", "3a"}:
         raise ValueError(f'"{text}" is not known: write "rand-m9-mstd0.5-inc1", say, or "3a"')

@@ -176,7 +176,7 @@ def _decode_padded(
         high, wide = inner_size(crop.boxes[0], (height, width))
         pixels_BHWC = np.empty((1, high, wide, channels), np.uint8)
         found = decode(
-            contents[one], partial(_given, crop), pixels_BHWC, seek=seek and seek.part(one)
+            contents[one], lambda _, crop=crop: crop, pixels_BHWC, seek=seek and seek.part(one)
         )
         bad |= {position + zero: reason for zero, reason in found.items()}
         top, left = (height - high) // 2, (width - wide) // 2
@@ -184,10 +184,6 @@ def _decode_padded(
         out_BHWC[position, top : top + high, left : left + wide] = pixels_BHWC[0]
     out_BHWC[list(bad)] = 0
     return bad
-
-
-def _given(crops: Crops, sizes: NDArray[np.int64]) -> Crops:
-    return crops
 
 
 # --- the extension ---

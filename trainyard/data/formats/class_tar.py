@@ -20,10 +20,15 @@ from itertools import groupby, islice
 from operator import itemgetter
 from typing import NamedTuple
 
-import numpy as np
-
 from trainyard.data.formats.left_out import EMPTY, NO_SPLIT, LeftOut
-from trainyard.data.formats.scan import FileRows, Scan, in_threads, num_threads, scan_of_files
+from trainyard.data.formats.scan import (
+    FileRows,
+    Scan,
+    in_threads,
+    num_threads,
+    scan_of_files,
+    several,
+)
 from trainyard.data.formats.split_names import SPLITS, check_no_splits, split_named
 from trainyard.data.formats.tar import (
     BufferedTarReader,
@@ -38,7 +43,8 @@ from trainyard.data.storage.open import open_source
 from trainyard.errors import DataError
 
 _CHUNK = 10_000  # samples; a tar may hold ten million
-_COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
+COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
+"""Endings of tars that nothing reads."""
 
 # Names of layouts in errors.
 _NUMBER = re.compile(r"\d+")
@@ -47,7 +53,7 @@ _FOLDERS, _INNER_TARS, _LOOSE = "in a folder of its class", "in a tar inside", "
 
 def recognises(place: ResolvedLocation) -> bool:
     """True if a location holds tars, compressed ones included."""
-    return bool(place.files(".tar", *_COMPRESSED))
+    return bool(place.files(".tar", *COMPRESSED))
 
 
 def scan(place: ResolvedLocation) -> Scan:
@@ -55,7 +61,7 @@ def scan(place: ResolvedLocation) -> Scan:
     names = place.files(".tar")
     if not names:
         raise DataError(
-            "tar.compressed", path=place.path(place.files(*_COMPRESSED)[0]), hint=" to .tar"
+            "tar.compressed", path=place.path(place.files(*COMPRESSED)[0]), hint=" to .tar"
         )
     check_all_read(place)
     has_splits = bool(splits_inside(place))
@@ -78,7 +84,7 @@ def check_all_read(place: ResolvedLocation) -> None:
     alike = {_NUMBER.sub("#", name.removesuffix(".tar")) for name in names}
     for name in place.names:
         lower = name.lower()
-        ending = next((ending for ending in (*_COMPRESSED, ".tar") if lower.endswith(ending)), None)
+        ending = next((ending for ending in (*COMPRESSED, ".tar") if lower.endswith(ending)), None)
         is_shard = ending and _NUMBER.sub("#", name[: -len(ending)]) in alike
         if is_shard and name not in names:
             remedy = f"rename it to {name[:-4]}.tar" if ending == ".tar" else "decompress it"
@@ -265,9 +271,9 @@ def _images(
     """
     homes = file.homes
     found: dict[str, tuple[int, str, bool]] = {}  # by the image's folder
-    names = _Names()
+    hashes = array("q")  # of all names: 8 bytes for each of ten million
     for member in members(tar):
-        names.add(member.name)
+        hashes.append(hash(member.name))
         if _is_tar(member.name):
             home, split = _add_home(homes, _INNER_TARS, member.name)
             is_alike = homes[0][0] == _INNER_TARS  # else `_rows` refuses the layout
@@ -289,29 +295,17 @@ def _images(
                 file.left_out.add(EMPTY if is_wanted else NO_SPLIT, member.name)
         else:
             file.left_out.add(why_left_out(member.name), member.name)
-    names.check(tar)
+    _check_names(tar, several(hashes))
 
 
-class _Names:
-    """The names of a tar's members, as hashes: 8 bytes for each of ten million."""
-
-    def __init__(self) -> None:
-        self._hashes = array("q")
-
-    def add(self, name: str) -> None:
-        self._hashes.append(hash(name))
-
-    def check(self, tar: BufferedTarReader) -> None:
-        """DataError if a name is stored twice."""
-        hashes = np.frombuffer(self._hashes, "<i8")
-        ordered = np.sort(hashes)
-        twice = {*ordered[1:][ordered[1:] == ordered[:-1]].tolist()}
-        seen = set[str]()
-        for member in members(tar) if twice else ():
-            if member.name in seen:
-                raise DataError("tar.member-stored-twice", path=tar.name, name=member.name)
-            if hash(member.name) in twice:
-                seen.add(member.name)
+def _check_names(tar: BufferedTarReader, twice: set[int]) -> None:
+    """DataError if a name is stored twice; `twice`: the hashes of such names."""
+    seen = set[str]()
+    for member in members(tar) if twice else ():
+        if member.name in seen:
+            raise DataError("tar.member-stored-twice", path=tar.name, name=member.name)
+        if hash(member.name) in twice:
+            seen.add(member.name)
 
 
 def _flat_images(tar: BufferedTarReader, inner: Member, left_out: LeftOut) -> Iterator[Member]:

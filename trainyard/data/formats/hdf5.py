@@ -46,7 +46,7 @@ from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source, SourceStream
 from trainyard.errors import DataError
-from trainyard.installation import install_hint
+from trainyard.installation import needed
 
 # Errors that h5py raises for damage, depending on its place.
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError)
@@ -178,12 +178,7 @@ def _check(file: Any, name: str) -> None:
 
 
 def _h5py() -> Any:
-    try:
-        import h5py
-    except ImportError:
-        hint = install_hint("hdf5")
-        raise DataError("data.needs-package", name="HDF5", package="h5py", hint=hint) from None
-    return h5py
+    return needed("h5py", "hdf5", "HDF5")
 
 
 # --- reading ---

@@ -18,15 +18,9 @@ from itertools import chain, islice
 from stat import S_ISREG
 from typing import NamedTuple
 
-import numpy as np
-
 from trainyard.data.formats.columns import LISTS, find_column, missing, plain
 from trainyard.data.formats.left_out import LeftOut
-from trainyard.data.formats.scan import (
-    FileRows,
-    Scan,
-    num_threads,
-)
+from trainyard.data.formats.scan import FileRows, Scan, num_threads, several
 from trainyard.data.formats.split_names import split_named
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.manifest import is_inside
@@ -36,7 +30,7 @@ from trainyard.hints import did_you_mean
 
 OPTIONS = ("label", "root")
 SUFFIXES = (".csv", ".tsv")
-_DELIMITERS = ",;\t"
+_DELIMITERS = ",;\t"  # the one that the header has most often outside of quotes; else the comma
 _QUOTED = re.compile('"[^"]*"')
 _BETWEEN = "|"  # labels in a cell
 _HEADER = ", line 1, the header"
@@ -84,17 +78,16 @@ def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
     return tuple(dict.fromkeys(row.split for row in _rows(place) if row.split))
 
 
-def _duplicates(place: ResolvedLocation, hashes: Sequence[int]) -> dict[int, _Row]:
+def _duplicates(place: ResolvedLocation, hashes: "array[int]") -> dict[int, _Row]:
     """The rows, by number, that repeat an earlier one. DataError if they contradict it.
 
     Hashes of all paths find the few candidates, so that a long list needs no table of its paths.
     """
-    values, counts = np.unique(hashes, return_counts=True)
-    several = {*values[counts > 1].tolist()}
+    twice = several(hashes)
     first: dict[str, _Row] = {}
     again = {}
-    for number, row in enumerate(_rows(place) if several else ()):
-        known = first.setdefault(row.path, row) if hash(row.path) in several else row
+    for number, row in enumerate(_rows(place) if twice else ()):
+        known = first.setdefault(row.path, row) if hash(row.path) in twice else row
         if known is row:
             continue
         if ({*known.labels}, known.split) != ({*row.labels}, row.split):
@@ -254,7 +247,8 @@ def _text_lines(path: str) -> Iterator[str]:
 def _csv_rows(path: str, wanted: str | None) -> Iterator[_Row]:
     lines = _text_lines(path)
     first = next(lines, "")
-    reader = csv.reader(chain([first], lines), delimiter=_delimiter(first), strict=True)
+    delimiter = max(_DELIMITERS, key=_QUOTED.sub("", first).count)
+    reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
     try:
         names = next(reader, [])
         columns = _columns(names, path, wanted)
@@ -275,11 +269,6 @@ def _csv_rows(path: str, wanted: str | None) -> Iterator[_Row]:
         raise DataError(
             "list.not-csv", path=path, line=reader.line_num, reason=str(error)
         ) from None
-
-
-def _delimiter(header: str) -> str:
-    """The delimiter that a header has most often outside of quotes; the comma if it has none."""
-    return max(_DELIMITERS, key=_QUOTED.sub("", header).count)
 
 
 def _row(line: int, columns: _Columns, cells: Sequence[str]) -> _Row:

@@ -36,7 +36,7 @@ from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source, SourceStream, is_remote
 from trainyard.errors import DataError
-from trainyard.installation import install_hint
+from trainyard.installation import needed
 
 SUFFIX = ".parquet"
 OPTIONS = ("label",)
@@ -92,15 +92,7 @@ def _files(place: ResolvedLocation) -> tuple[str, ...]:
 
 
 def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        hint = install_hint("parquet")
-        raise DataError(
-            "data.needs-package", name="Parquet", package="pyarrow", hint=hint
-        ) from None
-    return pyarrow, pyarrow.parquet
+    return needed("pyarrow", "parquet", "Parquet"), needed("pyarrow.parquet", "parquet", "Parquet")
 
 
 @contextmanager

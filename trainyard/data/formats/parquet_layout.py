@@ -37,7 +37,8 @@ def find_layout(file: Any, name: str, label: str | None = None) -> Layout:
     """
     features = _features(file, name)
     schema = file.schema_arrow
-    classes = [column for column in schema.names if _is_class(features.get(column))]
+    kinds = {column: _of_list(features.get(column)) for column in schema.names}
+    classes = [column for column, kind in kinds.items() if _is_feature(kind, "ClassLabel")]
     at = find_column("label", schema.names, name, wanted=label, also=classes)
     if at is None:
         raise missing("label", schema.names, name)
@@ -111,10 +112,6 @@ def _is_text(kind: Any) -> bool:
 
     kind = kind.value_type if types.is_dictionary(kind) else kind
     return str(kind) in ("string", "large_string", "string_view")
-
-
-def _is_class(feature: Any) -> bool:
-    return _is_feature(_of_list(feature), "ClassLabel")
 
 
 def _is_feature(feature: Any, kind: str) -> bool:

@@ -1,12 +1,15 @@
 """The output of every format's reader: the rows of the index, file by file."""
 
 import os
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import chain
 from typing import NamedTuple, TypeVar
+
+import numpy as np
 
 from trainyard.data.formats.left_out import BESIDE, HEIF_SUFFIXES, HIDDEN, LeftOut, ending
 from trainyard.data.storage.location import ResolvedLocation
@@ -54,6 +57,12 @@ def is_metadata(name: str) -> bool:
     """True for files that Trainyard writes beside data: they are no part of it."""
     ours = (".trainyard-", "..trainyard-")  # the latter while they are written
     return name == "dataset.json" or name.startswith(ours) or name.endswith(".idx")
+
+
+def several(hashes: "array[int]") -> set[int]:
+    """The numbers that occur more than once."""
+    values, counts = np.unique(hashes, return_counts=True)
+    return {*values[counts > 1].tolist()}
 
 
 class FileRows(NamedTuple):

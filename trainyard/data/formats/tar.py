@@ -237,16 +237,12 @@ def is_image(name: str) -> bool:
 
     Examples of hidden ones are macOS's `._NAME` beside a file and `.ipynb_checkpoints`.
     """
-    return _has_suffix(name) and not _is_hidden(name)
+    return name[name.rfind(".") :].lower() in IMAGE_SUFFIXES and not _is_hidden(name)
 
 
 def why_left_out(name: str) -> str:
     """The kind as which a member that is no image is left out."""
     return HIDDEN if _is_hidden(name) else ending(name)
-
-
-def _has_suffix(name: str) -> bool:
-    return name[name.rfind(".") :].lower() in IMAGE_SUFFIXES
 
 
 def _is_hidden(name: str) -> bool:

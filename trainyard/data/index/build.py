@@ -29,6 +29,7 @@ from trainyard.data.index.table import (
     Columns,
     Index,
     StringColumn,
+    into_cache,
     list_columns,
     load_index,
     report_damage,
@@ -36,7 +37,7 @@ from trainyard.data.index.table import (
 )
 from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.data.storage.manifest import FILE_NAME, manifest_of
-from trainyard.data.storage.source import is_remote
+from trainyard.data.storage.source import is_remote, real_path
 from trainyard.errors import DataError
 from trainyard.files import cache_folder
 from trainyard.hints import closest
@@ -320,17 +321,8 @@ def _save(place: ResolvedLocation, header: Header, table: _Table) -> Index:
             return save_index(path, header | {"root": ""}, columns)  # valid after a move of data
     except OSError:  # read-only or full
         pass
-    root = place.root if is_remote(place.root) else os.path.realpath(place.root)
-    try:
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        return save_index(cached, header | {"root": root}, columns)
-    except OSError as error:
-        raise DataError(
-            "index.unwritable",
-            location=place.location,
-            path=cached,
-            reason=error.strerror,
-        ) from None
+    with into_cache(cached, place.location):
+        return save_index(cached, header | {"root": real_path(place.root)}, columns)
 
 
 def _short_hash(text: str) -> str:

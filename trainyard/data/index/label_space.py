@@ -15,11 +15,6 @@ from trainyard.errors import DataError
 from trainyard.printable import print_line
 
 _NAMED = 3  # classes that a message names
-# Letters of other alphabets that look like a Latin one.
-_ALIKE = str.maketrans(
-    "\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0456\u0458\u0455\u0501\u04bb\u03bf\u03b1\u03bd_-",
-    "aeopcyxijsdhoav  ",
-)
 
 
 def plain_names(names: Iterable[str], where: str) -> list[str]:
@@ -102,22 +97,9 @@ def _imagenet_wnids() -> tuple[str, ...]:
 
 
 def _how_they_differ(known: Sequence[str], found: Sequence[str]) -> str:
-    alike = {_looks(name): name for name in known}
     new, missing = sorted(set(found) - set(known)), sorted(set(known) - set(found))
-    texts = [
-        f"{name!a} is new, and looks like {alike[_looks(name)]!a}"
-        if _looks(name) in alike
-        else f"{name!r} is new"
-        for name in new[:_NAMED]
-    ]
-    texts += [f"{name!r} is missing" for name in missing[:_NAMED]]
-    return ", ".join(texts)
-
-
-def _looks(name: str) -> str:
-    """A form in which names that a reader takes for one another are equal."""
-    folded = unicodedata.normalize("NFKC", name).casefold().translate(_ALIKE)
-    return " ".join(folded.split())
+    texts = [f"{name!r} is new" for name in new[:_NAMED]]
+    return ", ".join(texts + [f"{name!r} is missing" for name in missing[:_NAMED]])
 
 
 def _way_out(known: Sequence[str], found: Sequence[str], has_names: bool) -> str:

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from trainyard.data.formats.scan import is_hidden
 from trainyard.data.index.table import Index
 from trainyard.errors import DataError
 
@@ -17,9 +16,7 @@ def check_learnable(train: Index, where: str) -> None:
     counts = train.samples_per_class()
     if train.lists is None and np.count_nonzero(counts) < 2:
         name = train.classes[int(counts.argmax())]
-        deeper = _deeper(os.path.join(train.root, name)) if train.format == "folder" else ""
-        hint = f"; did you mean {deeper}?" if deeper else ": give each class a folder or a label"
-        raise DataError("data.one-class", location=where, name=name, hint=hint)
+        raise DataError("data.one-class", location=where, name=name)
 
 
 def class_remarks(
@@ -59,22 +56,6 @@ def _lacking(classes: Sequence[str], lacks: Iterable[bool], what: str) -> Iterat
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join([*map(repr, names[:_NAMED]), *(["…"] if len(names) > _NAMED else [])])
-
-
-def _deeper(folder: str) -> str:
-    """The first folder inside that holds several folders, to be classes; "" if there is none."""
-    while True:
-        try:
-            names = [entry.name for entry in os.scandir(folder) if _is_shown(entry)]
-        except OSError:
-            return ""
-        if len(names) != 1:
-            return folder if names else ""
-        folder = os.path.join(folder, names[0])
-
-
-def _is_shown(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir() and not is_hidden(entry.name)
 
 
 def _shared_folders(index: Index) -> list[str]:

@@ -19,10 +19,10 @@ from trainyard.data.index.build import Progress, open_index
 from trainyard.data.index.label_lists import LabelLists
 from trainyard.data.index.label_space import match_classes, report, unite_classes
 from trainyard.data.index.splits import find_splits, train_and_val
-from trainyard.data.index.table import Columns, Index, load_index, save_index
+from trainyard.data.index.table import Columns, Index, into_cache, load_index, save_index
 from trainyard.data.index.val_share import Side, open_part
 from trainyard.data.storage.location import take_secrets
-from trainyard.data.storage.source import is_remote
+from trainyard.data.storage.source import real_path
 from trainyard.errors import DataError
 from trainyard.files import cache_folder
 
@@ -116,10 +116,6 @@ def _path(parts: Sequence[Index], known: Sequence[str] | None) -> Path:
     return cache_folder() / f"merged-{digest[:16]}"
 
 
-def _root(part: Index) -> str:
-    return part.root if is_remote(part.root) else os.path.realpath(part.root)
-
-
 def _header(parts: Sequence[Index], classes: list[str]) -> dict[str, Any]:
     identity = [classes, [part.fingerprint for part in parts]]
     wholes = [part.whole for part in parts]
@@ -133,7 +129,7 @@ def _header(parts: Sequence[Index], classes: list[str]) -> dict[str, Any]:
         "has_names": any(part.has_names for part in parts)
         or classes != [str(number) for number in range(len(classes))],
         "stamps": {
-            os.path.join(_root(part), name): stamp
+            os.path.join(real_path(part.root), name): stamp
             for part in parts
             for name, stamp in part.stamps.items()
         },
@@ -145,16 +141,8 @@ def _header(parts: Sequence[Index], classes: list[str]) -> dict[str, Any]:
 
 
 def _save(path: Path, parts: Sequence[Index], header: dict[str, Any]) -> Index:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with into_cache(path, " and ".join(real_path(part.root) for part in parts)):
         return save_index(path, header, _columns(parts, header["classes"]))
-    except OSError as error:
-        raise DataError(
-            "index.unwritable",
-            location=" and ".join(map(_root, parts)),
-            path=path,
-            reason=error.strerror,
-        ) from None
 
 
 # --- the columns ---
@@ -218,7 +206,7 @@ def _names(parts: Sequence[Index]) -> Columns:
 def _full_names(part: Index) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """The text of a part's file names, each after its folder, and their ends."""
     text, ends = part.file_names.text, part.file_names.ends
-    prefix = os.fsencode(os.path.join(_root(part), ""))
+    prefix = os.fsencode(os.path.join(real_path(part.root), ""))
     before = len(prefix) * np.arange(len(ends))
     starts = before + np.concatenate([[0], ends[:-1]])
     full = np.empty(len(text) + len(prefix) * len(ends), np.uint8)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trainyard.data.index.table import Index
 from trainyard.data.rng import fold_in
-from trainyard.data.storage.source import is_remote
+from trainyard.data.storage.source import is_remote, real_path
 from trainyard.errors import DataError
 
 Hashes = NDArray[np.uint64]
@@ -106,7 +106,7 @@ def _real_folders(index: Index) -> set[str]:
 
 
 def _rows_in_files(val: Index, files: Iterable[str]) -> NDArray[np.int64]:
-    known = hash_names(map(_real_file, files))
+    known = hash_names(map(real_path, files))
     return np.flatnonzero(np.isin(hash_names(_real_paths(val, follow=True)), known)[val.file])
 
 
@@ -121,7 +121,3 @@ def _real_paths(index: Index, follow: bool) -> Iterator[str]:
         else:
             folder, name = os.path.split(path)
             yield os.path.join(real_folder(folder), name)
-
-
-def _real_file(path: str) -> str:
-    return path if is_remote(path) else os.path.realpath(path)

@@ -49,13 +49,12 @@ def read_labels(path: Path, index: Index) -> Labels:
 
 
 def _check(tree: Any, path: Path, num_classes: int) -> None:
-    def is_label(value: Any) -> bool:
-        return type(value) is int and 0 <= value < num_classes
-
     if not isinstance(tree, list):
         raise DataError("labels.not-a-list", path=path)
     for number, labels in enumerate(tree, start=1):
-        if not (isinstance(labels, list) and all(map(is_label, labels))):
+        if not isinstance(labels, list) or not all(
+            type(label) is int and 0 <= label < num_classes for label in labels
+        ):
             raise DataError(
                 "labels.not-class-numbers",
                 path=path,

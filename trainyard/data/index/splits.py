@@ -2,7 +2,6 @@
 
 import glob
 import os
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from fnmatch import filter as matching
@@ -11,6 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from trainyard.data import formats
+from trainyard.data.formats.class_tar import COMPRESSED
 from trainyard.data.formats.listing import SUFFIXES as LIST_SUFFIXES
 from trainyard.data.formats.scan import ARRAY_SUFFIX, IMAGE_SUFFIXES, is_hidden
 from trainyard.data.formats.split_names import (
@@ -27,7 +27,6 @@ from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import is_remote, reason_of
 from trainyard.errors import DataError
 
-_COMPRESSED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz)$", re.IGNORECASE)
 _SHARDS = (
     *("*.tar", "*.h5", "*.hdf5", "*.packed", "*.parquet"),
     *("*-of-*", "*.tfrecord", "*.tfrecords"),
@@ -317,7 +316,7 @@ def _check_all_read(location: str, split: str, kind: str, names: Sequence[str]) 
     """DataError for a file that looks like a shard of the split and would be left out."""
     for name in names:
         is_other_case = not fnmatchcase(name, kind) and fnmatchcase(name.lower(), kind)
-        is_compressed = kind == "*.tar" and _COMPRESSED.search(name)
+        is_compressed = kind == "*.tar" and name.lower().endswith(COMPRESSED)
         if split in splits_named(name) and (is_other_case or is_compressed):
             remedy = "decompress it" if is_compressed else f"rename it to {name.lower()}"
             raise DataError(

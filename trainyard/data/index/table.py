@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from safetensors.numpy import save_file
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.index.label_lists import LabelLists
 from trainyard.data.storage.snappy import unpacked
+from trainyard.errors import DataError
 from trainyard.files import atomic_write, open_regular, use_umask
 from trainyard.printable import print_line
 
@@ -279,6 +281,18 @@ def save_index(path: Path, header: dict[str, Any], columns: Columns) -> Index:
     index = load_index(path)
     assert index is not None
     return index
+
+
+@contextmanager
+def into_cache(path: Path, location: str) -> Iterator[None]:
+    """Inside, the folder of a new index of `location` exists; an OSError becomes a DataError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise DataError(
+            "index.unwritable", location=location, path=path, reason=error.strerror
+        ) from None
 
 
 def _write(path: Path, header: dict[str, Any], columns: Columns) -> None:

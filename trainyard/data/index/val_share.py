@@ -32,9 +32,9 @@ from numpy.typing import NDArray
 
 from trainyard.data.index.fold import read_fold
 from trainyard.data.index.overlap import hash_names
-from trainyard.data.index.table import Index, load_index, save_index
+from trainyard.data.index.table import Index, into_cache, load_index, save_index
 from trainyard.data.rng import fold_in, uniforms
-from trainyard.data.storage.source import is_remote
+from trainyard.data.storage.source import real_path
 from trainyard.errors import DataError
 from trainyard.files import cache_folder
 
@@ -108,16 +108,8 @@ def open_part(index: Index, side: Side) -> Index:
     is_same = saved is not None and (saved.fingerprint, saved.whole) == wanted
     if saved is not None and is_same and saved.stamps == index.stamps:  # a touched file looks new
         return saved
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with into_cache(path, index.root):
         return save_part(index, side, path)
-    except OSError as error:
-        raise DataError(
-            "index.unwritable",
-            location=index.root,
-            path=path,
-            reason=error.strerror,
-        ) from None
 
 
 def save_part(index: Index, side: Side, path: Path) -> Index:
@@ -139,7 +131,7 @@ def save_part(index: Index, side: Side, path: Path) -> Index:
     columns |= {"file_name_text": names.text, "file_name_ends": names.ends}
     columns |= index.list_columns()
     header = {
-        "root": index.root if is_remote(index.root) else os.path.realpath(index.root),
+        "root": real_path(index.root),
         "format": index.format,
         "classes": list(index.classes),
         "has_names": index.has_names,

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -56,7 +55,7 @@ class LoaderProcess:
         slots, images = num_slots(batch, threads), {"size": image_size, "channels": channels}
         shape: dict[str, Any] = {"num_slots": slots, "batch": batch, **images}
         ours, theirs = socket.socketpair()
-        memory = _anonymous_memory()
+        memory = os.memfd_create("trainyard-batches", os.MFD_CLOEXEC)
         try:
             self._ring = Ring(memory, **shape)
             with _signals_blocked():
@@ -186,14 +185,6 @@ class LoaderProcess:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _anonymous_memory() -> int:
-    """A descriptor of memory without a name; of a file without one where there is no memfd."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("trainyard-batches", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 @contextmanager

@@ -3,9 +3,9 @@
 import os
 import resource
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,8 @@ class Reader:
         self._index = index
         self._staged = staged or None  # None too if there is no shard to copy
         self._shared = len(index.file_names) < len(index)  # several samples to a file
-        self._local = _OpenFiles(_max_open())
+        # A file that leaves the cache closes when nobody reads it any more.
+        self._local = lru_cache(_max_open())(LocalFile)
         self._is_plain = is_built() and not staged and _is_local(index)
         self._remote: RemoteFiles | None = None
         self._prefetcher: Prefetcher | None = None
@@ -191,7 +192,7 @@ class Reader:
 
     def open_local(self, path: str) -> LocalFile:
         """A file of this machine, which may be open already. OSError if it cannot be opened."""
-        return self._local.get(path)
+        return self._local(path)
 
     def _spans(
         self, ids: Ids, file_of: Callable[[int], ImageFile]
@@ -274,7 +275,7 @@ class Reader:
     def _part(self, name: str, offset: int, size: int) -> bytes:
         if self._remote is not None and is_remote(name):
             return self._remote.read(name, offset, size)
-        return self._local.get(name).read(offset, size)
+        return self._local(name).read(offset, size)
 
     def _stamp_of(self, name: str) -> Stamp | None:
         """The file's stamp when it was indexed; None if the index has none."""
@@ -297,38 +298,6 @@ class _Copied:
         except OSError:  # a bad disk, or cut short by hand
             self._staged.forget(self._file)
         return self._reader.part_of_file(self._file, offset, size)
-
-
-class _OpenFiles:
-    """Files kept open between reads; the least recently used close when nobody uses them."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._files: OrderedDict[str, _OpenFile] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, name: str) -> LocalFile:
-        """The open file. OSError if it cannot be opened."""
-        with self._lock:
-            file = self._files.pop(name, None) or _OpenFile(name)
-            self._files[name] = file
-            if len(self._files) > self._limit:
-                self._files.popitem(last=False)
-        return file.opened()
-
-
-class _OpenFile:
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._file: LocalFile | None = None
-        self._opening = threading.Lock()
-
-    def opened(self) -> LocalFile:
-        """The file, opened at first use: a slow disk delays only users of the same file."""
-        with self._opening:
-            if self._file is None:
-                self._file = LocalFile(self._name)
-            return self._file
 
 
 def _max_open() -> int:

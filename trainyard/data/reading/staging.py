@@ -30,7 +30,7 @@ from trainyard.data.index.table import Index
 from trainyard.data.storage.ahead import map_ahead
 from trainyard.data.storage.manifest import manifest_of
 from trainyard.data.storage.open import open_source
-from trainyard.data.storage.source import Source, is_remote
+from trainyard.data.storage.source import Source, real_path
 from trainyard.errors import DataError
 from trainyard.files import atomic_write, in_words, remove_parts
 
@@ -243,9 +243,9 @@ def _shards(index: Index) -> list[int]:
 def _id(index: Index, file: int) -> str:
     """The name of a file's copy: another one once the file has changed."""
     name = index.file_names[file]
-    root = index.root if is_remote(index.root) else os.path.realpath(index.root)
+    path = os.path.join(real_path(index.root), name)
     state = index.stamps.get(name) or index.fingerprint
-    return hashlib.sha256(json.dumps([os.path.join(root, name), state]).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([path, state]).encode()).hexdigest()[:32]
 
 
 def _open(name: str) -> Source:

@@ -106,7 +106,7 @@ def _open_optional(name: str, data: str) -> Source | None:
         with retry.at_most(0):
             return open_source(name)
     except retry.GaveUp:
-        retry.tell_passed_over(failure)
+        print_line(f"{failure}; passed over")
     except (OSError, retry.Refused):
         pass
     return None

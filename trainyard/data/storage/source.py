@@ -81,6 +81,11 @@ def is_remote(name: str) -> bool:
     return "://" in name
 
 
+def real_path(name: str) -> str:
+    """A path with its links followed; a URL as it is."""
+    return name if is_remote(name) else os.path.realpath(name)
+
+
 def reason_of(error: Exception, name: str) -> str:
     """The text of an error about a file, without the file's name before it."""
     return str(error).removeprefix(f"{name}: ")

@@ -1,7 +1,6 @@
 """Files with temporary names, renamed to their own once they are complete and on disk."""
 
 import hashlib
-import mmap
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,22 +12,6 @@ from trainyard.files import fsync, part_of, remove_parts
 
 Outputs = list[tuple[Path, Path]]
 """Temporary and final paths."""
-
-
-def sha256_of(path: Path, *, window: int = 1 << 26) -> str:
-    """The SHA-256 of a file just written: read from memory, without a copy.
-
-    `window`: bytes mapped at a time; a whole large file would count as this process's memory.
-    """
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        for start in range(0, size, window):
-            length = min(window, size - start)
-            view = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start)
-            with view as content:
-                digest.update(content)
-    return digest.hexdigest()
 
 
 def publish(outputs: Outputs) -> None:

@@ -17,10 +17,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from trainyard.data.decode.decode import BadImageError
 from trainyard.data.index.outside import linked_outside
 from trainyard.data.index.table import Index
-from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.manifest import FILE_NAME, Manifest, Split, write_manifest
 from trainyard.datasets.pack.files import remove_stale
 from trainyard.datasets.pack.journal import (
@@ -38,35 +36,21 @@ from trainyard.datasets.pack.shards import (
     Selection,
     ShardJob,
     brace_list,
-    only_classes,
     plan_jobs,
-    shuffled,
 )
 from trainyard.datasets.pack.worker import PackJob, PackSource, stem, storing
 from trainyard.errors import DataError
 from trainyard.files import in_words, why_unwritable
 from trainyard.printable import print_line
 
-__all__ = [
-    "PackOptions",
-    "Selection",
-    "num_samples",
-    "only_classes",
-    "pack",
-    "pack_part",
-    "shuffled",
-]
-
 # Bytes per sample besides the image: headers, padding, half a block of a file system.
 _OVERHEAD = {
     "webdataset": 2304,
     "hdf5": 128,
     "folder": 2304,
-    "packed": 64,
     "parquet": 128,
 }
 _MARGIN = 16 << 20  # bytes that stay free
-_TRIED = 16  # samples stored to estimate the change of their size
 _ODD_LISTED = 1000  # of each kind
 
 
@@ -131,11 +115,15 @@ def _planned(
     identity = _identity(splits, classes, options, about)
     _check_outside(destination, splits)
     _report_links(splits)
-    return (
-        PackJob(destination, options, classes, folders, _sources(splits, options)),
-        jobs,
-        identity,
-    )
+    sources = {
+        split: PackSource(
+            selection.index.path,
+            selection.index.fingerprint,
+            options.format == "folder" and _has_own_names(selection),
+        )
+        for split, selection in splits.items()
+    }
+    return PackJob(destination, options, classes, folders, sources), jobs, identity
 
 
 @contextmanager
@@ -287,17 +275,6 @@ def _make_folders(
             (destination / split / name).mkdir(parents=True, exist_ok=True)
 
 
-def _sources(splits: dict[str, Selection], options: PackOptions) -> dict[str, PackSource]:
-    return {
-        split: PackSource(
-            selection.index.path,
-            selection.index.fingerprint,
-            options.format == "folder" and _has_own_names(selection),
-        )
-        for split, selection in splits.items()
-    }
-
-
 def _has_own_names(selection: Selection) -> bool:
     """True if the source's files or members have distinct names within each class."""
     hashes = np.empty(len(selection.ids), np.int64)
@@ -311,10 +288,12 @@ def _has_own_names(selection: Selection) -> bool:
 
 
 def _check_space(work: PackJob, splits: dict[str, Selection], jobs: list[ShardJob]) -> None:
+    """DataError if the disk is too small. Only images that stay as they are have a known size."""
+    is_packed = any(selection.index.format == "packed" for selection in splits.values())
+    if is_packed or not storing(work.options).keeps_files:
+        return
     stored = sum(int(splits[job.split].index.size[job.ids].sum()) for job in jobs)
     count = sum(len(job.ids) for job in jobs)
-    if jobs:
-        stored = round(stored * _growth(splits[jobs[0].split], work.options))
     needed = stored + count * _OVERHEAD[work.options.format] + _MARGIN
     free = shutil.disk_usage(work.destination).free
     if jobs and free < needed:
@@ -324,21 +303,6 @@ def _check_space(work: PackJob, splits: dict[str, Selection], jobs: list[ShardJo
             needed=in_words(needed),
             free=in_words(free),
         )
-
-
-def _growth(selection: Selection, options: PackOptions) -> float:
-    """Stored bytes per byte of the source, by a few samples."""
-    store = storing(options)
-    if store.keeps_files and selection.index.format != "packed":
-        return 1.0
-    reader, before, after = Reader(selection.index), 1, 1
-    for sample in selection.ids[:: max(1, len(selection.ids) // _TRIED)].tolist():
-        try:
-            content = reader.read(sample)
-            before, after = before + len(content), after + len(store(content))
-        except (OSError, BadImageError):  # handled when the sample is written
-            continue
-    return after / before
 
 
 def _manifest(

@@ -2,14 +2,15 @@
 
 import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+from PIL import Image
 
 from trainyard.data.decode.array_file import MAGIC
+from trainyard.data.decode.decode import image_orientation, reference_image
+from trainyard.data.decode.orientation import TAG
 from trainyard.data.formats.scan import ARRAY_SUFFIX, IMAGE_FORMATS
 from trainyard.errors import DataError
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 NOT_AN_IMAGE = "not an image"
 """The oddity of content that no image begins with."""
@@ -52,16 +53,12 @@ class ShortSide:
         _check(self.pixels, self.quality)
 
     def __call__(self, image: bytes) -> bytes:
-        from trainyard.data.decode.decode import reference_image
-
         source = reference_image(image)
         scaled = self.scaled(source)
         return image if scaled is source else _jpeg(scaled, self.quality, of=image)
 
-    def scaled(self, source: "Image.Image") -> "Image.Image":
+    def scaled(self, source: Image.Image) -> Image.Image:
         """The scaled image, or `source` itself if it is small enough."""
-        from PIL import Image
-
         width, height = source.size
         short = min(width, height)
         if short <= self.pixels:
@@ -81,8 +78,6 @@ class Repair:
         _check(1, self.quality)
 
     def __call__(self, image: bytes) -> bytes:
-        from trainyard.data.decode.decode import reference_image
-
         if is_plain_jpeg(image):
             return image
         return _jpeg(reference_image(image), self.quality, subsampling="4:4:4", of=image)
@@ -131,14 +126,9 @@ def _kind(image: bytes) -> str:
 
 
 def _jpeg(
-    image: "Image.Image", quality: int, subsampling: str = "4:2:0", of: bytes | None = None
+    image: Image.Image, quality: int, subsampling: str = "4:2:0", of: bytes | None = None
 ) -> bytes:
     """A JPEG, with the orientation in the file `of`, if that is not 1."""
-    from PIL import Image
-
-    from trainyard.data.decode.decode import image_orientation
-    from trainyard.data.decode.orientation import TAG
-
     out, exif = io.BytesIO(), Image.Exif()
     orientation = 1 if of is None else image_orientation(of)
     if orientation != 1:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from trainyard.data._native import is_built
+from trainyard.data._native import is_built, own_decoder
+from trainyard.data.decode.decode import BadImageError, image_orientation, is_grey, reference_image
+from trainyard.data.decode.orientation import upright
 from trainyard.data.decode.packed_record import has_pixels, image_file, is_record, record_of_pixels
 from trainyard.data.formats import FORMATS
 from trainyard.data.formats.scan import EncodedSample
@@ -18,7 +20,7 @@ from trainyard.data.reading.reader import Reader, read_ahead
 from trainyard.data.storage.manifest import Shard
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import is_remote
-from trainyard.datasets.pack.files import Outputs, remove, sha256_of, write_folder
+from trainyard.datasets.pack.files import Outputs, remove, write_folder
 from trainyard.datasets.pack.journal import Written
 from trainyard.datasets.pack.recode import (
     NOT_AN_IMAGE,
@@ -31,7 +33,7 @@ from trainyard.datasets.pack.recode import (
 from trainyard.datasets.pack.shards import PackOptions, ShardJob
 from trainyard.datasets.workers import CONTEXT
 from trainyard.errors import DataError
-from trainyard.files import fsync, part_of, why_unwritable
+from trainyard.files import fsync, part_of, sha256, why_unwritable
 from trainyard.installation import NEEDS_EXTENSION
 
 
@@ -50,8 +52,6 @@ class SampleEncoder:
 
     def file_of(self, content: bytes) -> bytes:
         """The image file of a source's content. BadImageError for a damaged record."""
-        from trainyard.data.decode.decode import BadImageError
-
         try:
             return image_file(content)
         except ValueError as error:
@@ -84,8 +84,6 @@ def storing(options: PackOptions) -> SampleEncoder:
 
 def _of_coefficients(image: bytes) -> bytes:
     """A record of coefficients; a file that a record cannot represent is not changed."""
-    from trainyard.data._native import own_decoder
-
     decoder = own_decoder()
     assert decoder is not None  # checked by `storing`
     return decoder.pack(image) or image
@@ -93,14 +91,6 @@ def _of_coefficients(image: bytes) -> bytes:
 
 def _of_pixels(image: bytes, recode: Recode | None) -> bytes:
     """A record of upright pixels, as it holds no EXIF; scaled without an intermediate JPEG."""
-    from trainyard.data.decode.decode import (
-        BadImageError,
-        image_orientation,
-        is_grey,
-        reference_image,
-    )
-    from trainyard.data.decode.orientation import upright
-
     stored = reference_image(image, 1 if is_grey(image) else 3)
     pixels = upright(stored, image_orientation(image))
     if isinstance(recode, ShortSide):
@@ -199,7 +189,7 @@ def write_shard(job: ShardJob) -> tuple[Written, Outputs]:
         _write(job, outputs, seen)
         for path, _ in outputs:
             fsync(path)
-        shard = Shard(job.name, len(job.ids), part.stat().st_size, sha256_of(part))
+        shard = Shard(job.name, len(job.ids), part.stat().st_size, sha256(part))
     except OSError as error:
         reason = why_unwritable(error, final, _num_bytes(job), part)
         remove(outputs)
@@ -274,8 +264,6 @@ def _check_inside(index: Index, sample: int) -> None:
 
 def _stored(storing: SampleEncoder, content: bytes) -> tuple[bytes, bool]:
     """The bytes to store and False, or the old bytes and True if damaged: training skips them."""
-    from trainyard.data.decode.decode import BadImageError
-
     try:
         return storing(content), False
     except BadImageError:

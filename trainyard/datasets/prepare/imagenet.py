@@ -25,11 +25,11 @@ from trainyard.data.index.table import Index
 from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.data.storage.manifest import Manifest
 from trainyard.data.storage.open import open_source
-from trainyard.datasets.pack.pack import shuffled
 from trainyard.datasets.pack.recode import Repair
+from trainyard.datasets.pack.shards import shuffled
 from trainyard.datasets.prepare.preparation import Preparation, find_archive, read_members
 from trainyard.errors import DataError
-from trainyard.installation import install_hint
+from trainyard.installation import needed
 
 _META = "data/meta.mat"
 _TRUTH = "data/ILSVRC2012_validation_ground_truth.txt"
@@ -53,10 +53,7 @@ class Devkit:
 
 def read_devkit(path: Path) -> Devkit:
     """Reads ILSVRC2012_devkit_t12.tar.gz in memory; needs scipy."""
-    try:
-        from scipy.io import loadmat
-    except ImportError:
-        raise DataError("prepare.needs-scipy", hint=install_hint("imagenet")) from None
+    loadmat = needed("scipy.io", "imagenet", "the ILSVRC2012 devkit").loadmat
     contents = read_members(path, (_META, _TRUTH), _MAX_BYTES)
     try:
         synsets = loadmat(io.BytesIO(contents[_META]), squeeze_me=True)["synsets"]
@@ -200,11 +197,8 @@ def class_archives(place: ResolvedLocation) -> Iterator[ClassImages]:
             seen.add(name)
             inside = members(tar, member.offset, member.offset + member.size)
             images = [image for image in inside if is_image(image.name)]
-            yield ClassImages(name, file, sorted(images, key=_by_name))
-
-
-def _by_name(member: Member) -> str:
-    return os.path.basename(member.name)
+            images.sort(key=lambda image: os.path.basename(image.name))
+            yield ClassImages(name, file, images)
 
 
 PUBLISHED = {

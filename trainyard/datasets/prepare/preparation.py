@@ -26,8 +26,9 @@ from trainyard.data.index.table import Index, load_index
 from trainyard.data.storage.location import find_place
 from trainyard.data.storage.manifest import FILE_NAME, Manifest
 from trainyard.datasets.pack.journal import check_empty, is_begun
-from trainyard.datasets.pack.pack import PackOptions, Selection, pack
+from trainyard.datasets.pack.pack import pack
 from trainyard.datasets.pack.recode import Recode
+from trainyard.datasets.pack.shards import PackOptions, Selection
 from trainyard.errors import DataError
 from trainyard.files import atomic_write, why_unwritable
 
@@ -211,13 +212,21 @@ class LabelledPixels(NamedTuple):
 
 
 def select_pixels(
-    preparation: Preparation, split: str, images: LabelledPixels, archive: Path
+    preparation: Preparation, split: str, images: LabelledPixels, archive: Path, *, count: int
 ) -> Selection:
     """The images as records, class by class, in the order of an image folder.
 
     The records lie end to end in one file. It has the archive's time, so a restart makes the same
-    one.
+    one. DataError unless there are `count` images, as published, where checksums are wanted.
     """
+    if preparation.checksum and len(images.labels) != count:
+        raise DataError(
+            "prepare.wrong-image-count",
+            path=archive,
+            num_images=len(images.labels),
+            split=split,
+            num_expected=count,
+        )
     path = preparation.folder / f"{split}.records"
     sizes = []
     with atomic_write(path) as file:

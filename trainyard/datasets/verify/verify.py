@@ -23,7 +23,7 @@ from trainyard.data.index.val_share import Side, save_part
 from trainyard.datasets.verify.checks import Check, Counters, Finding, Result, checked, of_error
 from trainyard.datasets.verify.contents import check_contents
 from trainyard.datasets.verify.images import Hashes, ImageFindings, examine, same_bytes
-from trainyard.datasets.verify.shards import Files, check_listing, find_files, index_anew
+from trainyard.datasets.verify.shards import check_listing, find_files, index_anew
 from trainyard.errors import DataError
 
 _UNEVEN = 10  # ratio of images in the largest class to those in a rare one
@@ -76,7 +76,7 @@ def verify(
             splits += own
             checks += [check for split in own for check in _check_rows(split)]
         checks += _check_classes([split for split in splits if split.has_labels])
-        checks += _check_overlap(splits, files) if not division else []
+        checks += _check_overlap(splits) if not division else []
         if deep and splits:
             with counters("decoding images", sum(len(split.index) for split in splits)) as progress:
                 images, hashes = examine([split.index for split in splits], workers, progress)
@@ -160,8 +160,8 @@ def _remarked(remarks: list[str]) -> list[Finding]:
     return [Finding("verify.classes", remark) for remark in remarks]
 
 
-def _check_overlap(splits: Sequence[VerifiedSplit], files: Sequence[Files]) -> Iterator[Check]:
-    """Checks the first split against the others: equal positions in files, equal shards.
+def _check_overlap(splits: Sequence[VerifiedSplit]) -> Iterator[Check]:
+    """Checks the first split against the others: equal positions in files.
 
     An overlap is a problem, since validation images that are trained on falsify the accuracy.
     """
@@ -172,17 +172,6 @@ def _check_overlap(splits: Sequence[VerifiedSplit], files: Sequence[Files]) -> I
             other.finding(row, "verify.overlap", f"is in {first.name} too") for row in rows.tolist()
         )
         yield checked(both, "overlap", "by file names", found, count=len(rows))
-    known = {shard.sha256: path for path, shard in files[0].listed.items()}
-    for part in files[1:]:
-        same = (
-            (path, f"has the SHA-256 of {known[shard.sha256]} in {files[0].split}")
-            for path, shard in part.listed.items()
-            if known.get(shard.sha256, path) != path
-        )
-        found = (Finding("verify.overlap", what, path) for path, what in same)
-        if known and part.listed:
-            both = f"{files[0].split}, {part.split}"
-            yield checked(both, "overlap by checksum", "SHA-256 of shards", found)
 
 
 # --- checks of the images ---

@@ -6,7 +6,6 @@ AWS_PROFILE or GOOGLE_APPLICATION_CREDENTIALS.
 
 import asyncio
 import errno
-import importlib
 from collections.abc import AsyncIterator
 from functools import cache
 from typing import Any
@@ -15,7 +14,7 @@ from trainyard.data.storage.remote.client import IN_FLIGHT
 from trainyard.data.storage.remote.remote_file import RemoteFile
 from trainyard.data.storage.remote.retry import Transient
 from trainyard.errors import DataError
-from trainyard.installation import install_hint
+from trainyard.installation import needed
 
 _PACKAGES = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs")}  # with the extra that installs it
 _LIBRARIES = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google", "fsspec", "s3fs")
@@ -95,12 +94,7 @@ def _failure(name: str, error: Exception) -> Exception:
 def _file_system(loop: asyncio.AbstractEventLoop, scheme: str) -> Any:
     """The connections of a loop to a store: a forked process has a loop of its own."""
     package, extra = _PACKAGES[scheme]
-    try:
-        module = importlib.import_module(package)
-    except ImportError:
-        raise DataError(
-            "data.needs-package", name=f"{scheme}://", package=package, hint=install_hint(extra)
-        ) from None
+    module = needed(package, extra, f"{scheme}://")
     common = {"skip_instance_cache": True, "use_listings_cache": False}
     if scheme == "s3":  # its library's default is 10 connections
         return module.S3FileSystem(**common, config_kwargs={"max_pool_connections": IN_FLIGHT})

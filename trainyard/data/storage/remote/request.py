@@ -37,11 +37,12 @@ class Resource:
     """A file behind a URL. Raises OSError, DataError, or Transient if a retry may help."""
 
     def __init__(self, url: str) -> None:
-        requested = web_url(url)
-        parts = _split(with_secrets(requested))
         self.name = public_name(url)
+        parts = _split(with_secrets(web_url(url)))
         self.server = parts.netloc
-        self._url = _address(parts.geturl())
+        url = parts.geturl()
+        # What is percent-encoded already stays as it is, as signatures need it.
+        self._url = URL(quote(url, safe=_UNRESERVED), encoded=True) if url.isascii() else URL(url)
         self._authorization = _authorization(parts)
         self._proxy = _proxy_of(parts)
         self._moved_to: URL | None = None  # the address that sent the last range
@@ -178,11 +179,6 @@ def _reason(error: aiohttp.ClientError | OSError, cause: Exception) -> str:
 
 
 # --- addresses and credentials ---
-
-
-def _address(url: str) -> URL:
-    """A URL to request; what is percent-encoded already stays as it is, as signatures need it."""
-    return URL(quote(url, safe=_UNRESERVED), encoded=True) if url.isascii() else URL(url)
 
 
 def _proxy_of(parts: SplitResult) -> str | None:

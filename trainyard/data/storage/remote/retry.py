@@ -42,11 +42,6 @@ def at_most(seconds: float) -> Iterator[None]:
         _most_s.reset(token)
 
 
-def tell_passed_over(error: GaveUp) -> None:
-    """One line on stderr about a file that data can do without."""
-    print_line(f"{error}; passed over")
-
-
 class Transient(Exception):
     """A temporary failure: retry after at least `pause_s`."""
 
