@@ -62,8 +62,9 @@ class LengthConfig(Section):
     """Interval of evaluations; the last step is always evaluated. "0 steps": only the last."""
     best_by: Literal["top1", "balanced_accuracy", "macro_f1", "map", "micro_f1"] = "top1"
     """Value of an evaluation that decides the best checkpoint, the higher of the weights and their
-    moving average. balanced_accuracy: mean accuracy of the classes; macro_f1: mean F1 of the
-    classes. With lists of labels: map, the mean average precision; micro_f1 or macro_f1."""
+    moving average; the last of equal ones is best. balanced_accuracy: mean accuracy of the classes;
+    macro_f1: mean F1 of the classes. With lists of labels: map, the mean average precision;
+    micro_f1 or macro_f1."""
     patience: int | None = Field(None, ge=1)
     """End the run after this many evaluations in a row without a better value of best_by. Rates
     follow `length` all the same."""

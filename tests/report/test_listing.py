@@ -60,14 +60,14 @@ def test_a_run_that_trains_holds_its_lock(tmp_path: Path) -> None:
 
 
 def test_values(tmp_path: Path) -> None:
-    """The best by run.best_by, of the weights or their average; the first of equal ones."""
+    """The best by run.best_by, of the weights or their average; the last of equal ones."""
     lines = [*END[:60], val(20, 0.5, ema_top1=0.9), val(40, 0.9), val(60, 0.2)]
     folder = write_run(tmp_path / "sweep" / "a", lines)
     command = ["trainyard", "train", "recipes/mine.toml", "--data", "x"]
     (folder / "environment.json").write_text(json.dumps({"command": command}))
     (row,) = list_runs(tmp_path)
     assert (row.name, row.recipe, row.model) == (os.path.join("sweep", "a"), "mine", "test_vit")
-    assert (row.best_by, row.best, row.best_step, row.best_epoch) == ("top1", 0.9, 20, 2.0)
+    assert (row.best_by, row.best, row.best_step, row.best_epoch) == ("top1", 0.9, 40, 4.0)
     assert (row.step, row.epoch, row.length, row.seconds) == (60, 6.0, "100 steps", 30.0)
     assert row.changed == pytest.approx((folder / "metrics.jsonl").stat().st_mtime)
 

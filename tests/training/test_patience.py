@@ -39,11 +39,11 @@ def go(digits: Path, folder: Path, **keys: str) -> Outcome:
 
 @pytest.mark.usefixtures("scored")
 def test_the_run_ends_after_so_many_evaluations_in_a_row(digits: Path, tmp_path: Path) -> None:
-    """An equal value is no better one; a better one begins the count anew; no step follows."""
-    for patience, last in ((1, 6), (2, 8), (3, 16)):
+    """An equal value is no better one, but the best; a better one begins the count anew."""
+    for patience, last, best_step in ((1, 6, 4), (2, 8, 8), (3, 16, 16)):
         folder = tmp_path / str(patience)
         outcome = go(digits, folder, run__patience=str(patience))
-        assert (outcome.step, outcome.best["step"]) == (last, 4 if patience < 3 else 10)
+        assert (outcome.step, outcome.best["step"]) == (last, best_step)
         assert (outcome.stopped, outcome.stale) == (None, patience)
         assert list(curve(folder, "train"))[-1] == last
         assert newest(folder).name == f"step-{last:08d}"

@@ -86,16 +86,17 @@ class Run:
 
     @property
     def best_evaluation(self) -> Report:
-        """That of the checkpoint `best`, the first if several are equal; {} without one."""
-        return max(self.history.val, key=lambda report: score(report, self.best_by), default={})
+        """That of the checkpoint `best`, the last if several are equal; {} without one."""
+        latest_first = reversed(self.history.val)
+        return max(latest_first, key=lambda report: score(report, self.best_by), default={})
 
     def best_score(self, by: str) -> float:
         """The highest value of the weights or their average; below 0 without one."""
         return max((score(report, by) for report in self.history.val), default=-1.0)
 
     def best(self, key: str) -> Report | None:
-        """The evaluation with the highest `key`; the first if several are equal."""
-        found = [report for report in self.history.val if number(report, key) is not None]
+        """The evaluation with the highest `key`; the last if several are equal."""
+        found = [report for report in self.history.val[::-1] if number(report, key) is not None]
         return max(found, key=lambda report: float(report[key]), default=None)
 
 

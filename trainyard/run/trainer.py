@@ -279,8 +279,9 @@ class Trainer:
             probe = score(state.last, state.best_by)
         state.last |= {} if probe is None else {PROBE: probe}
         self.quarantine.exchange()
-        is_best = score(state.last, state.best_by) > score(state.best, state.best_by)
-        state.stale = 0 if is_best else state.stale + 1
+        value, best = score(state.last, state.best_by), score(state.best, state.best_by)
+        is_best = value >= best  # of equal ones the last, which has learned longer
+        state.stale = 0 if value > best else state.stale + 1
         if is_best:
             state.best = state.last
         self.report({"kind": "val", **state.last, "evaluated": state.last["samples"]})
@@ -311,7 +312,7 @@ class Trainer:
         # The first rank's: another processor may round another way, and all must agree on the best.
         report = gather(world, report)[0]
         with together(world):
-            if world.is_first and score(report, by) > score(state.best, by):
+            if world.is_first and score(report, by) >= score(state.best, by):
                 best = max(predictions, key=lambda prefix: (report[f"{prefix}{by}"], prefix))
                 path = self.parts.folder.predictions
                 record(path, state.step, labels, predictions[best], weights=best)

@@ -115,9 +115,9 @@ class TrainState:
     best_by: str = "top1"
     """The key of an evaluation that decides the best; see run.best_by."""
     best: dict[str, Any] = field(default_factory=dict)
-    """The evaluation with the highest value of `best_by` so far and its step."""
+    """The best evaluation by `best_by` so far, with its step; of equal ones the last."""
     stale: int = 0
-    """Number of evaluations since the best one."""
+    """Number of evaluations since one was better than all before it."""
     conditions: dict[str, str] = field(default_factory=dict)
     """What else the last bits of a run depend on: see run/resume.py."""
 

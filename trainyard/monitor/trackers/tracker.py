@@ -59,7 +59,7 @@ class BestEvaluation:
         step = evaluation["step"]
         before = [report for report in self._evaluations if report["step"] < step]
         self._evaluations = [*before, evaluation]
-        self.report = max(self._evaluations, key=lambda report: score(report, self._best_by))
+        self.report = max(self._evaluations[::-1], key=lambda one: score(one, self._best_by))
         found = numbers(self.report | {"kind": "best"}).items()
         return {f"best/{key.removeprefix('best/')}": value for key, value in found}
 
