@@ -58,9 +58,12 @@ def of_run(folder: Path) -> dict[str, Any]:
 
 
 def begun_with(path: Path | str, name: str = "test_resnet") -> dict[str, Any]:
+    """The pixels of the weights. Without any, one more line of the log says so."""
     model = timm.create_model(name, num_classes=10)
     config = load_recipe("debug", {"model.name": name, "model.checkpoint": str(path)}).model
-    return put_initial_weights(config, model, list("0123456789")).pixels
+    begun = put_initial_weights(config, model, list("0123456789"))
+    assert any("config.json" in line for line in begun.log) != bool(begun.pixels)
+    return begun.pixels
 
 
 @pytest.fixture

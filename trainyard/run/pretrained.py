@@ -42,6 +42,13 @@ def put_initial_weights(config: ModelConfig, model: nn.Module, classes: Sequence
     log = adapt_weights(
         model, source, classes=classes, name=config.name, prefix=config.checkpoint_prefix
     )
+    if not source.pixels:
+        log = [
+            *log,
+            f"how images were prepared for these weights is not known, as neither they nor a "
+            f"config.json of {config.name} beside them says it: data.mean and data.std are the "
+            "recipe's",
+        ]
     return Beginning(source.about, log, source.pixels)
 
 
