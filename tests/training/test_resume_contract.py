@@ -270,9 +270,7 @@ def test_a_command_that_is_killed_for_real(
 
 
 @pytest.mark.slow
-def test_an_evaluation_that_a_stop_cut_off_is_made_and_saved(
-    data: Path, tmp_path: Path
-) -> None:
+def test_an_evaluation_that_a_stop_cut_off_is_made_and_saved(data: Path, tmp_path: Path) -> None:
     run_, folder = Run({"optim.lr": "1e-12", "run.length": "16 steps"}), tmp_path / "run"
     with cut("stopped", 16):
         assert go(run_, folder, data).stopped is Stopped
