@@ -44,7 +44,7 @@ from trainyard.config import RunConfig, load_recipe
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.errors import STOPS, Stopped
 from trainyard.monitor.outcome import Outcome
-from trainyard.run.trainer import train
+from trainyard.run.trainer import Trainer, train
 from trainyard.training import saver
 from trainyard.training.step import TrainStep
 from trainyard.world import World
@@ -270,14 +270,22 @@ def test_a_command_that_is_killed_for_real(
 
 
 @pytest.mark.slow
-def test_an_evaluation_that_a_stop_cut_off_is_made_and_saved(data: Path, tmp_path: Path) -> None:
+def test_an_evaluation_that_a_stop_cut_off_is_saved_though_not_the_best(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluation = Trainer._evaluation
+
+    def score(self: Trainer) -> dict[str, Any]:
+        return evaluation(self) | {"top1": 1 / self.state.step}
+
+    monkeypatch.setattr(Trainer, "_evaluation", score)
     run_, folder = Run({"optim.lr": "1e-12", "run.length": "16 steps"}), tmp_path / "run"
     with cut("stopped", 16):
         assert go(run_, folder, data).stopped is Stopped
     for was_complete in (False, True):
         assert go(run_, folder, data).was_complete == was_complete
     found = progress(newest(folder))
-    assert (found["best"]["step"], found["last"]["step"]) == (16, 16)  # an equal one
+    assert (found["best"]["step"], found["last"]["step"]) == (8, 16)
     assert list(curve(folder, "val")) == [8, 16]
 
 
