@@ -1,4 +1,4 @@
-"""What the recipes `finetune` and `finetune-small` find on small sets, and what other rates find.
+"""Test accuracy of the recipes `finetune` and `finetune-small` on small sets, and of other rates.
 
 python -m benchmarks.finetune FOLDER [--only SET ...] [--seeds 5] [--grid 60] [--seconds 100]
     [--hardware NAME]

@@ -35,11 +35,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.fashion_mnist import select
 from benchmarks.saving import save
 
 ROOT = Path(__file__).parents[1]
@@ -236,18 +237,36 @@ def run(problem: str, name: str, seed: int, options: argparse.Namespace) -> Run:
 
 
 def runs(options: argparse.Namespace) -> list[Run]:
-    """All runs, interleaved; those that a call before this one finished are kept."""
-    file = options.folder / "runs.jsonl"
+    """All runs, in turns; those that a call before this one finished are kept."""
+    jobs = (
+        {"problem": problem, "contender": name, "seed": seed}
+        for problem, seed in itertools.product(options.problems, options.seeds)
+        for name in turned(options.only, seed)
+    )
+    return missing_runs(
+        options.folder,
+        jobs,
+        lambda job: run(job["problem"], job["contender"], job["seed"], options),
+    )
+
+
+def turned(names: Words, turn: int) -> Words:
+    """The names, another one first at each turn."""
+    first = turn % len(names)
+    return names[first:] + names[:first]
+
+
+def missing_runs(folder: Path, jobs: Iterable[Run], run: Callable[[Run], Run]) -> list[Run]:
+    """Runs the jobs that FOLDER/runs.jsonl lacks, and returns all of its lines."""
+    file = folder / "runs.jsonl"
     found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    done = {(one["problem"], one["contender"], one["seed"]) for one in found}
-    names = options.only
-    for problem, seed in itertools.product(options.problems, options.seeds):
-        for name in names[seed % len(names) :] + names[: seed % len(names)]:
-            if (problem, name, seed) not in done:
-                found.append(run(problem, name, seed, options))
-                with file.open("a") as lines:
-                    lines.write(json.dumps(found[-1]) + "\n")
-                print(found[-1], file=sys.stderr, flush=True)
+    for job in jobs:
+        if select(found, **job):
+            continue
+        found.append(run(job))
+        with file.open("a") as lines:
+            lines.write(json.dumps(found[-1]) + "\n")
+        print(found[-1], file=sys.stderr, flush=True)
     return found
 
 

@@ -13,7 +13,7 @@ timm's train.py runs out of a checkout of its repository, with the settings of T
 `finetune-small`. What it lacks is the linear probe, from which the recipe starts, and batch norms
 that keep the statistics of the weights. Both programs run on all cores, in fp32, with two workers
 or loader threads. Runs take turns; finished ones stand in FOLDER/runs.jsonl and are not run again.
-Those of Trainyard are in FOLDER/runs, ready for `results/board.py`.
+FOLDER/runs has the run directories of Trainyard, which `results/board.py --add` takes.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors.torch import save_file
 
-from benchmarks.head_to_head import mean_and_error, spread
+from benchmarks.head_to_head import mean_and_error, missing_runs, spread, turned
 from benchmarks.saving import listed, save
 
 MODEL, SIZE, BATCH, EPOCHS = "tf_efficientnet_lite0", 128, 32, 8
@@ -140,7 +140,7 @@ def timm_train(of: Contender, options: argparse.Namespace) -> list[str]:
 
 
 def timm_points(place: Path) -> Points:
-    """Of the log: the last line of each evaluation, with its mean in brackets."""
+    """The last line of each evaluation in the log ends with the mean, in brackets."""
     found = re.findall(
         r"^([\d.]+) Test: \[ *(\d+)/\2\].*Acc@1: +[\d.]+ \( *([\d.]+)\)",
         place.with_suffix(".log").read_text(),
@@ -200,18 +200,12 @@ def run(name: str, seed: int, options: argparse.Namespace) -> Run:
 
 def runs(options: argparse.Namespace) -> list[Run]:
     """All runs, in turns; those that a call before this one finished are kept."""
-    file = options.folder / "runs.jsonl"
-    found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    done = {(one["name"], one["seed"]) for one in found}
-    names = options.only
-    for turn, seed in enumerate(options.seeds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            if (name, seed) not in done:
-                found.append(run(name, seed, options))
-                with file.open("a") as lines:
-                    lines.write(json.dumps(found[-1]) + "\n")
-                print(found[-1], flush=True)
-    return found
+    jobs = (
+        {"name": name, "seed": seed}
+        for turn, seed in enumerate(options.seeds)
+        for name in turned(options.only, turn)
+    )
+    return missing_runs(options.folder, jobs, lambda job: run(job["name"], job["seed"], options))
 
 
 # --- the tables ---
