@@ -38,7 +38,7 @@ class Datasets:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Of the splits; of both together too, if they divide one data set."""
+        """The fingerprint of each split, and "both" for a data set that the two divide."""
         both = {"both": self.val.whole} if self.val.whole else {}
         return {"train": self.train.fingerprint, "val": self.val.fingerprint} | both
 

@@ -42,7 +42,7 @@ class LoadedWeights:
     is_ordered: bool = False
     """True if they are in the order of the model's layers; a .safetensors file sorts them."""
     noted: Mapping[str, Any] = field(default_factory=dict)
-    """What is written beside them: an export's header, timm's configuration, a run's [data]."""
+    """How they were made: the header of an export, a configuration of timm or a run's [data]."""
 
     @property
     def pixels(self) -> Pixels:

@@ -83,7 +83,7 @@ def _accuracy(run: Run, key: str) -> Html | None:
 
 
 def _title(key: str) -> str:
-    """Of the highest value with this key."""
+    """The title of a card or column that shows the highest value of `key`."""
     ema = "EMA " if key.startswith("ema_") else ""
     return f"Best {ema}{METRICS[key.removeprefix('ema_')]}"
 

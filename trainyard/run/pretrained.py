@@ -45,7 +45,7 @@ def put_initial_weights(config: ModelConfig, model: nn.Module, classes: Sequence
     if not source.pixels:
         log = [
             *log,
-            f"how images were prepared for these weights is not known, as neither they nor a "
+            "how images were prepared for these weights is not known, as neither they nor a "
             f"config.json of {config.name} beside them says it: data.mean and data.std are the "
             "recipe's",
         ]
@@ -120,7 +120,7 @@ def _noted_in_run(run: Path) -> dict[str, Any]:
 
 
 def _noted_beside(path: Path, name: str) -> dict[str, Any]:
-    """What is known of a file in a checkpoint, or beside a config.json as in timm's hub."""
+    """The [data] section of the run that a file is of, or else timm's configuration beside it."""
     if (path.parent / "manifest.json").is_file():
         return _noted_in_run(find_checkpoint(path.parent)[0])
     try:

@@ -41,7 +41,7 @@ class Resource:
         parts = _split(with_secrets(web_url(url)))
         self.server = parts.netloc
         url = parts.geturl()
-        # What is percent-encoded already stays as it is, as signatures need it.
+        # Percent-encoded characters stay as they are: a signature covers them.
         self._url = URL(quote(url, safe=_UNRESERVED), encoded=True) if url.isascii() else URL(url)
         self._authorization = _authorization(parts)
         self._proxy = _proxy_of(parts)
