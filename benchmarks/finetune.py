@@ -202,6 +202,8 @@ def run_one(keys: dict[str, Any], folder: Path, test: Path) -> Run:
         )
     except DivergedError as error:
         return {"top1": None, "error": f"{error}"}
+    if outcome.stopped:
+        raise SystemExit("stopped: call it again")
     seconds = _cpu_seconds() - begun
     checkpoints = folder / "checkpoints"
     names = {"top1": "best", "last": "latest", "probe": "step-00000000"}
