@@ -359,6 +359,8 @@ NEEDED = {
     ("average.name", "gossip"): (*("average.topology", "average.overlap"),),
     ("average.name", "periodic"): ("average.every", "average.outer_lr", "average.outer_momentum"),
     ("average.name", "sharded"): ("average.accumulate",),
+    ("schedule.name", "step"): ("schedule.milestones", "schedule.gamma"),
+    ("schedule.milestones", '["6 steps"]'): ("schedule.milestones", "schedule.gamma"),
     ("watch.mlflow", "true"): ("watch.artifacts",),
 }
 

@@ -436,8 +436,12 @@ def _forget(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
     """Drop the keys of a recipe that changes make pointless.
 
     data.crop_pct where they set another data.fit: it means another share. Validation data that
-    would go before those that they set.
+    would go before those that they set. The milestones of steps where they set another schedule.
     """
+    schedule = tree.get("schedule")
+    if isinstance(schedule, dict) and changes.get("schedule.name", "step") != "step":
+        schedule.pop("milestones", None)
+        schedule.pop("gamma", None)
     data, fit = tree.get("data"), changes.get("data.fit")
     if not isinstance(data, dict):
         return

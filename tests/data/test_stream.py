@@ -444,3 +444,12 @@ def test_keys_that_do_not_apply(keys: dict[str, Any], code: str, fields: dict[st
 def test_places_that_are_none(location: str, code: str, fields: dict[str, object]) -> None:
     with raises(code, **fields):
         spec(location)
+
+
+@pytest.mark.parametrize("name", ["train-1.tar.gz", "train-1.TAR"])
+def test_a_shard_of_a_folder_that_is_not_read_is_named(name: str, tmp_path: Path) -> None:
+    for each in ("train-0.tar", name):
+        (tmp_path / each).touch()
+    config = DataConfig(train=str(tmp_path), order="join", samples=2)
+    with raises("tar.passed-over", path=str(tmp_path / name)):
+        list_shards(config)

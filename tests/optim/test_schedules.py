@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from tests.errors import raises
-from trainyard.config import check
+from trainyard.config import check, load_recipe
 from trainyard.course import Course, build_course
 from trainyard.optim.schedules import Rates, Schedule, build_schedule
 
@@ -333,10 +333,14 @@ def test_a_decay_longer_than_the_rest_starts_after_the_warm_up() -> None:
     assert_close(found[1:], lrs(ten, name="linear", warmup="2 steps")[1:])
 
 
+def milestones(name: str, first: str) -> dict[str, Any]:
+    return {"milestones": [first]} if name == "step" else {}
+
+
 @pytest.mark.parametrize("name", ["step", "constant"])
 def test_shapes_without_an_end_have_no_decay(name: str) -> None:
     for key, value in (("decay", "5 steps"), ("warmup_prefix", False)):
-        keys = {"name": name, "milestones": ["2 steps"], key: value}
+        keys = {"name": name, **milestones(name, "2 steps"), key: value}
         with raises("recipe.invalid-value", key=f"schedule.{key}"):
             check({"schedule": keys})
 
@@ -363,7 +367,7 @@ def test_a_run_shorter_than_its_warm_up_is_cut_off_on_the_way(
         "name": name,
         "per": per,
         "warmup": "5 epochs",
-        "milestones": ["30 epochs"],
+        **milestones(name, "30 epochs"),
     }
     trial = lrs(course(length, steps_per_epoch=10), **keys)
     long = lrs(course("90 epochs", steps_per_epoch=10), **keys)
@@ -416,6 +420,17 @@ def test_a_minimum_above_the_peak() -> None:
             schedule(two, name=name, lr=0.1, min_lr=0.2)
     assert lrs(two, name="constant", lr=0.1, min_lr=0.2).tolist() == [0.1, 0.1]  # has no end
     assert lrs(two, lr=0.1, min_lr=0.1).tolist() == [0.1, 0.1]
+
+
+@pytest.mark.parametrize(("key", "value"), [("milestones", ["2 steps"]), ("gamma", 0.5)])
+def test_only_steps_have_milestones(key: str, value: Any) -> None:
+    with raises("recipe.invalid-value", key=f"schedule.{key}"):
+        check({"schedule": {key: value}})
+
+
+def test_another_schedule_drops_the_milestones_of_a_recipe() -> None:
+    assert load_recipe("resnet50-step").schedule.milestones
+    assert not load_recipe("resnet50-step", {"schedule.name": "cosine"}).schedule.milestones
 
 
 def test_no_milestones() -> None:

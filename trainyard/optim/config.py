@@ -195,3 +195,11 @@ class ScheduleConfig(Section):
         if info.data.get("name") == "step" and not milestones:
             raise ValueError('schedule.name = "step" needs some: ["30 epochs", "60 epochs"]')
         return milestones
+
+    @field_validator("milestones", "gamma")
+    @classmethod
+    def _is_of_steps(cls, value: object, info: ValidationInfo) -> object:
+        usual = cls.model_fields[str(info.field_name)].default
+        if info.data.get("name", "step") != "step" and value != usual:
+            raise ValueError('only schedule.name = "step" uses it')
+        return value

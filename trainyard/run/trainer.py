@@ -313,7 +313,9 @@ class Trainer:
         report = gather(world, report)[0]
         with together(world):
             if world.is_first and score(report, by) >= score(state.best, by):
-                best = max(predictions, key=lambda prefix: (report[f"{prefix}{by}"], prefix))
+                # Of equal ones an average, and of these the first, as `with_best_average` has it.
+                prefixes = [*map(prefix_of, state.emas), ""]
+                best = max(prefixes, key=lambda prefix: float(report[f"{prefix}{by}"]))
                 path = self.parts.folder.predictions
                 record(path, state.step, labels, predictions[best], weights=best)
         return report

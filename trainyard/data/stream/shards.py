@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from trainyard.data.config import DataConfig
+from trainyard.data.formats.class_tar import check_all_read
 from trainyard.data.storage.credentials import PIPE
 from trainyard.data.storage.location import expand_braces, find_place
 from trainyard.data.storage.source import is_remote
@@ -58,6 +59,8 @@ def _list(location: str) -> list[str]:
     scheme = location.partition("://")[0].lower()
     if is_remote(location) and scheme not in ("http", "https", "hf"):
         raise DataError("stream.object-store", location=location, scheme=scheme)
+    if place.is_folder:
+        check_all_read(place)
     names = place.files(".tar") if place.is_folder else place.names
     if not names:
         raise DataError("stream.no-shards", location=location)
