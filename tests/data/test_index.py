@@ -318,6 +318,13 @@ def test_classes_that_a_manifest_names_otherwise_now(shards: Path, above: bool) 
         assert open_index(location).classes == tuple(classes)
 
 
+def test_a_manifest_above_a_relative_location(shards: Path, monkeypatch: Patch) -> None:
+    split = Split("shards/*.tar", tuple(Shard(f"shards/train-{n}.tar", 2, 1, "") for n in range(3)))
+    write_manifest(shards.parent, Manifest("webdataset", tuple("abcde"), {"train": split}))
+    monkeypatch.chdir(shards.parent)
+    assert build_index(shards.name).classes == build_index(str(shards)).classes == tuple("abcde")
+
+
 CHANGES_TO_SHARDS: dict[str, Callable[[Path], object]] = {
     "rewritten": lambda data: write_labels(data / "train-1.tar", [3, 3, 3]),
     "rewritten in its old size": lambda data: write_labels(data / "train-1.tar", [9, 9]),

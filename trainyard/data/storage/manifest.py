@@ -117,7 +117,8 @@ def manifest_of(root: str, names: tuple[str, ...], *, warns: bool = False) -> Ma
 
     For `warns` see `read_manifest`.
     """
-    above, _, last = root.rstrip("/").rpartition("/")
+    whole = root if is_remote(root) else os.path.abspath(root)  # of "train", too, one lies above
+    above, _, last = whole.rstrip("/").rpartition("/")
     for folder, prefix in ((root, ""), (above, f"{last}/")):
         if not folder or (is_remote(root) and folder.endswith(":/")):  # above a server
             continue
