@@ -5,7 +5,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -189,6 +189,34 @@ def test_shadows_spoil_no_statistics(shards: Path, tmp_path: Path) -> None:
     assert any(name.endswith("running_var") for name in one)
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=5e-5)
+
+
+def statistics_on(world: World, config: RunConfig, folder: Path) -> list[NDArray[np.float32]]:
+    """This rank's batch norm statistics after each step."""
+    torch.set_num_threads(1)
+    seen: list[NDArray[np.float32]] = []
+
+    def note(step: TrainStep, *_: Any) -> None:
+        found = [b.flatten() for b in step.passes.model.buffers() if b.is_floating_point()]
+        seen.append(torch.cat(found).numpy().copy())
+
+    with hooked(after=note):
+        train_joined(config, folder, world)
+    return seen
+
+
+@pytest.mark.slow
+def test_a_rank_at_its_end_has_the_statistics_of_all(shards: Path, tmp_path: Path) -> None:
+    """Rank 0 has no image left after half of the steps, and it alone saves."""
+    keys = {"model__name": "test_resnet", "run__length": "1 epoch"}
+    first, second = spawn(statistics_on, 2, recipe(shards, "small", **keys), tmp_path)
+    assert len(first) == len(second) == 8
+    for mine, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(mine, other)
+    assert not any(np.array_equal(*pair) for pair in pairwise(first))
+    saved = load_file(newest(tmp_path) / "model.safetensors")
+    kept = [saved[name].flatten() for name in saved if "running_" in name]
+    np.testing.assert_array_equal(np.sort(torch.cat(kept)), np.sort(second[-1]))
 
 
 # --- going on ---

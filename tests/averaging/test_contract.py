@@ -1,5 +1,6 @@
 """The promises of every averager: consensus, and runs that go on as if nothing had been."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -238,6 +239,41 @@ def test_only_replicas_that_differ_have_files_of_their_own(
     for way in WAYS:
         files = list((folder / way).glob("step-*/replicas/*.pt"))
         assert len(files) == (0 if way in SAME_EVERYWHERE else NUM_RANKS)
+
+
+# --- ranks without samples ---
+
+
+def without_samples(world: World) -> dict[str, list[NDArray[Any]]]:
+    """By way, the statistics before and after a step in which rank 0 has only padding, and after
+    one in which all have."""
+    torch.set_num_threads(1)
+    return {way: list(_without_samples(world, way)) for way in WAYS}
+
+
+def _without_samples(world: World, way: str) -> Iterator[NDArray[Any]]:
+    process = Process(world, way)
+    process.run(2)
+    for step, empty in enumerate([(), (0,), (0, 1)], start=2):
+        batch = batch_of(world, step)
+        if world.rank in empty:
+            images, weights = (torch.zeros_like(of) for of in (batch.images_BCHW, batch.weights))
+            batch = batch._replace(images_BCHW=images, weights=weights)
+        process.step(batch, step, None)
+        norm = process.model.get_submodule("3")
+        yield np.concatenate([buffer.numpy() for buffer in norm.buffers() if buffer.ndim])
+
+
+def test_padding_spoils_no_statistics() -> None:
+    """Those of a rank without samples are the mean of all, or stay as they were."""
+    first, second = spawn(without_samples, 2)
+    for way in WAYS:
+        (before, after, end), (_, other, _) = first[way], second[way]
+        is_shared = way in SAME_EVERYWHERE
+        np.testing.assert_array_equal(after, other if is_shared else before)
+        assert np.array_equal(after, other) == is_shared, way
+        assert not np.array_equal(other, before), way
+        np.testing.assert_array_equal(end, after)
 
 
 # --- what is sent ---

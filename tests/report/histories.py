@@ -36,7 +36,7 @@ def write_run(
     return folder
 
 
-def record_some(folder: Path, *, samples: int, classes: int) -> None:
+def record_some(folder: Path, *, samples: int, classes: int, at: int = 10) -> None:
     """Predictions of so many samples, about half of them wrong."""
     random = np.random.default_rng(0)
     labels = np.arange(samples, dtype=np.int32) % classes
@@ -45,7 +45,7 @@ def record_some(folder: Path, *, samples: int, classes: int) -> None:
     place = np.where(guess == labels, 1, 2)
     columns = [place, guess, random.random(samples), random.random(samples)]
     said = Predictions(*(column.astype(np.float32) for column in columns))
-    record(folder / "predictions.npz", 10, labels, said, weights="")
+    record(folder / "predictions.npz", at, labels, said, weights="")
     step = folder / "checkpoints" / "step-00000010"
     step.mkdir(parents=True)
     names = [f"class number {n}, with a name of some length" for n in range(classes)]

@@ -203,7 +203,7 @@ def test_the_value_that_decides_comes_first(tmp_path: Path) -> None:
         folders.append(write_run(tmp_path / name, evaluations))
         with open(folders[-1] / "recipe.toml", "a") as file:
             file.write('best_by = "balanced_accuracy"\n')
-        record_some(folders[-1], samples=9, classes=3)
+        record_some(folders[-1], samples=9, classes=3, at=20)
     first = "Best balanced accuracy 80.00% top-1 70.00%, at step 20, the checkpoint best"
     assert f"{first} Best top-1 93.00% at step 50" in Outline(made(folders[0])).text
     text = Outline(made(*folders)).text

@@ -5,7 +5,7 @@ import pytest
 import timm
 
 from tests.report.conftest import STEPS
-from tests.report.histories import train_report, write_run
+from tests.report.histories import record_some, train_report, write_run
 from trainyard.compare import PRACTICAL
 from trainyard.report.runs import counted, differences, groups_of, read_runs
 
@@ -37,6 +37,21 @@ def test_what_is_missing_or_damaged_is_no_obstacle(copied: Path) -> None:
     assert (run.environment, run.recorded, run.classes, run.parameters) == ({}, None, (), None)
     assert len(run.quarantine) == 1
     assert "predictions.npz" in run.notes[0]
+
+
+def test_predictions_of_a_dropped_evaluation_are_left_out(tmp_path: Path) -> None:
+    """The run went back, and came to a worse one; the best of those that are left is another."""
+    reports = [
+        train_report(step) | {"kind": "val", "top1": top1}
+        for step, top1 in ((10, 0.5), (20, 0.7), (20, 0.4))
+    ]
+    for name, count in (("a", 2), ("b", 3)):
+        folder = write_run(tmp_path / name, reports[:count])
+        record_some(folder, samples=9, classes=3, at=20)
+    before, after = read_runs([tmp_path / "a", tmp_path / "b"])
+    assert before.recorded is not None
+    assert after.best_evaluation["step"] == 10
+    assert after.recorded is None
 
 
 def test_parts_of_an_environment_of_another_type_are_left_out(copied: Path) -> None:

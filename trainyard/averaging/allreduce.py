@@ -48,7 +48,8 @@ class AllReduce(EqualReplicas):
     def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
         """The weight of the global batch over the number of replicas: DDP takes their mean."""
         self._statistics.weigh(weight)
-        return mean_weight(weight, self._world.size)
+        self.weight = weight.clone()
+        return mean_weight(self.weight, self._world.size)
 
     def accumulating(self) -> AbstractContextManager[None]:
         return self._ddp.no_sync() if self._ddp else nullcontext()
@@ -103,15 +104,15 @@ class _Sum(nn.Module):
 def mean_weight(weight: Tensor, size: int) -> Callable[[], Tensor]:
     """The mean weight over all `size` ranks; the function waits for it.
 
-    The total is at least 1, also for a batch without a good sample.
+    `weight` becomes the total. The mean is that of at least 1, also for a batch without a good
+    sample.
     """
-    total_weight = weight.clone()
     if size == 1:
-        return lambda: total_weight.clamp(min=1)
-    work: Any = dist.all_reduce(total_weight, async_op=True)
+        return lambda: weight.clamp(min=1)
+    work: Any = dist.all_reduce(weight, async_op=True)
 
     def value() -> Tensor:
         work.wait()
-        return total_weight.clamp(min=1) / size
+        return weight.clamp(min=1) / size
 
     return value

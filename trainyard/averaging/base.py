@@ -20,6 +20,10 @@ class Replica(NamedTuple):
 
 
 class Averager(Protocol):
+    weight: Tensor
+    """The weight of the samples behind the buffers after a step: of all ranks where buffers are
+    averaged in each step, else of this rank. It is there once the divisor has come."""
+
     @property
     def replica(self) -> Replica: ...
 

@@ -56,7 +56,8 @@ class Sharded(EqualReplicas):
     def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
         """The weight of the global batch over the number of ranks: FSDP takes their mean."""
         self._statistics.weigh(weight)
-        return mean_weight(weight, self._world.size)
+        self.weight = weight.clone()
+        return mean_weight(self.weight, self._world.size)
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:

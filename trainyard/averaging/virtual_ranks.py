@@ -53,7 +53,6 @@ class VirtualRanks(EqualReplicas):
     def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
         """The weight of the global batch, or 1: whole numbers have one sum in any order."""
         self.weight = weight.clone()
-        """That of the global batch, once the divisor has come."""
         work: Any = None
         if self._world.size > 1:
             work = dist.all_reduce(self.weight, async_op=True)

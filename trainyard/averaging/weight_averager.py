@@ -47,7 +47,8 @@ class WeightAverager(ABC):
 
     def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
         """The weight of the replica's own samples."""
-        return mean_weight(weight, 1)
+        self.weight = weight.clone()
+        return mean_weight(self.weight, 1)
 
     def accumulating(self) -> AbstractContextManager[None]:
         return nullcontext()

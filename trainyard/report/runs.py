@@ -160,6 +160,9 @@ def _read(path: Path, name: str) -> Run:
         notes.append(str(error))
     damaged = [key for key, value in run.environment.items() if _is_other(key, value)]
     notes += [f"{folder.environment}: {key} is damaged, and left out" for key in damaged]
+    best = run.best_evaluation
+    if recorded is not None and best and best["step"] != recorded.step:
+        recorded = None  # those of an evaluation that the run went back behind
     return replace(
         run,
         environment={key: of for key, of in run.environment.items() if key not in damaged},

@@ -171,8 +171,9 @@ class TrainStep:
                 batch, step, micro=self.micro, divisor=divisor, scale=self.update.loss_scale
             )
             updated = self.update(step, averager.ready_parameters)
-        # A rank with no samples left saw only padding.
-        self.buffers.restore_if(torch.maximum(updated.skipped, (count == 0).float()))
+        # Without any sample the buffers are those of padding.
+        is_empty = (averager.weight == 0).float()
+        self.buffers.restore_if(torch.maximum(updated.skipped, is_empty))
         self.update_ema(step)
         return StepStats(sums[0], sums[1], count, *updated)
 
