@@ -124,6 +124,22 @@ def test_neighbours_share_a_range_as_long_as_it_is_short() -> None:
     assert len(store.ranges) == 50
 
 
+def test_spans_that_enclose_others_are_whole() -> None:
+    """Samples of one Snappy block overlap; a sample may end behind the one above it."""
+    store = Store()
+    prefetcher = Prefetcher(store.read)
+    ids = np.array([1, 0, 2], np.int64)
+    offsets, sizes = (
+        np.array([4_000, 1_000, 6_000], np.int64),
+        np.array([500, 9_000, 700], np.int64),
+    )
+    prefetcher.expect(ids, np.zeros(3, np.int32), offsets, sizes)
+    for number, offset, size in zip(ids.tolist(), offsets.tolist(), sizes.tolist(), strict=True):
+        fetched = take(prefetcher, [number])[0]
+        assert content(fetched, size) == FILES[0][offset : offset + size]
+    assert store.ranges == [(0, 1_000, 9_000)]
+
+
 def test_neighbours_that_are_needed_much_later_come_along() -> None:
     """Only the first sample is urgent; of the others those beside it are fetched with it."""
     store = Store()

@@ -171,7 +171,7 @@ class Prefetcher:
         here = bisect_left(self._places, (sample.file, sample.offset, number))
         start, stop = sample.offset, sample.offset + sample.size
         stop, last = self._extended_up(here, start, stop)
-        start, first = self._extended_down(here, start, stop)
+        start, stop, first = self._extended_down(here, start, stop)
         wanted = _Range(sample.file, start, stop, Future())
         self._new.append(wanted)
         for _, _, neighbour in self._places[first:last]:
@@ -190,16 +190,20 @@ class Prefetcher:
             stop, last = end, last + 1
         return stop, last
 
-    def _extended_down(self, here: int, start: int, stop: int) -> tuple[int, int]:
-        """The start of a range extended by the neighbours below, and the first of these."""
+    def _extended_down(self, here: int, start: int, stop: int) -> tuple[int, int, int]:
+        """Start and end of a range extended by the neighbours below, and the first of these.
+
+        One below may end behind those above it: the spans of Snappy's blocks overlap.
+        """
         file, most, first = self._places[here][0], self._longest_range(), here
         while first:
             other, offset, number = self._places[first - 1]
-            gap = start - offset - self._samples[number].size
-            if other != file or gap > self._limits.gap_bytes or stop - offset > most:
+            its_end = offset + self._samples[number].size
+            gap, end = start - its_end, max(stop, its_end)
+            if other != file or gap > self._limits.gap_bytes or end - offset > most:
                 break
-            start, first = offset, first - 1
-        return start, first
+            start, stop, first = offset, end, first - 1
+        return start, stop, first
 
     def _longest_range(self) -> int:
         return min(self._limits.range_bytes, self._limits.memory_bytes - self._held)
