@@ -18,7 +18,9 @@ from trainyard.data.formats import parquet
 from trainyard.data.formats.scan import EncodedSample
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.merge import open_merged
+from trainyard.data.index.overlap import check_apart
 from trainyard.data.index.splits import find_splits
+from trainyard.data.index.val_share import both_sides, open_part
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.encoded import contents_of
 from trainyard.data.storage.snappy import SnappyStream, unpacked
@@ -309,3 +311,13 @@ def test_other_tools_read_what_pack_writes(tmp_path: Path) -> None:
     assert features["label"] == {"names": ["ape", "bee"], "_type": "ClassLabel"}
     assert features["image"] == {"_type": "Image"}
     assert os.path.getsize(path) < sum(map(len, IMAGES)) + 16_384
+
+
+def test_images_of_one_block_of_snappy_are_divided(tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    write(path, contents([100 + number for number in range(60)]), labels=[0, 1] * 30)
+    index = open_index(str(path))
+    assert len({*index.offset.tolist()}) < len({*index.places.tolist()}) == len(index) == 60
+    train, val = (open_part(index, side) for side in both_sides(0.2, seed=0))
+    check_apart(train, val)
+    assert sorted(stored(train) + stored(val)) == sorted(stored(index))

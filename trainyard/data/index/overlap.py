@@ -57,7 +57,7 @@ def check_apart(train: Index | tuple[str, ...], val: Index, *, few: int = 100_00
 
 
 def same_places(train: Index, val: Index, *, follow: bool = True) -> NDArray[np.int64]:
-    """The rows of `val` at the same offset of the same file as a row of `train`.
+    """The rows of `val` at the same place of the same file as a row of `train`.
 
     `follow`: links of files are followed; links of folders always are.
     """
@@ -66,8 +66,8 @@ def same_places(train: Index, val: Index, *, follow: bool = True) -> NDArray[np.
     ours, theirs = (hash_names(_real_paths(index, follow)) for index in (train, val))
     in_train = np.flatnonzero(np.isin(ours, theirs)[train.file])
     in_val = np.flatnonzero(np.isin(theirs, ours)[val.file])
-    places = fold_in(0, ours[train.file[in_train]].view(np.int64), train.offset[in_train])
-    found = fold_in(0, theirs[val.file[in_val]].view(np.int64), val.offset[in_val])
+    places = fold_in(0, ours[train.file[in_train]].view(np.int64), train.places[in_train])
+    found = fold_in(0, theirs[val.file[in_val]].view(np.int64), val.places[in_val])
     shared: NDArray[np.int64] = in_val[np.isin(found, places)]
     return shared
 

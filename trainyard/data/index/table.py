@@ -100,6 +100,17 @@ class Index:
             return np.arange(len(self)), self.label
         return self.lists.flat(self.label)
 
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """A number of each image within its file: int64[samples].
+
+        The offset, or of images that share a block of Snappy, with the place in its data too.
+        """
+        offset: NDArray[np.int64] = np.asarray(self.offset)
+        if self.snappy_start is None:
+            return offset
+        return offset + (self.snappy_start.astype(np.int64) << 40)
+
     def samples_per_class(self) -> NDArray[np.int64]:
         """Number of samples of each class: int64[classes]."""
         counts: NDArray[np.int64] = np.bincount(self.all_labels()[1], minlength=len(self.classes))
