@@ -144,5 +144,6 @@ def save_part(index: Index, side: Side, path: Path) -> Index:
 
 
 def _fingerprint(index: Index, side: Side) -> str:
-    rule = "stratified"  # another division of the same images was made by a release before
+    # Other divisions of the same images were made by releases before.
+    rule = "stratified" if index.snappy_start is None else "stratified by places"
     return hashlib.sha256(json.dumps([index.fingerprint, *side, rule]).encode()).hexdigest()
