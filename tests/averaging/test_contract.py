@@ -265,7 +265,7 @@ def _without_samples(world: World, way: str) -> Iterator[NDArray[Any]]:
 
 
 def test_padding_spoils_no_statistics() -> None:
-    """Those of a rank without samples are the mean of all, or stay as they were."""
+    """A rank without samples takes the mean of all ranks. It keeps its own where none is shared."""
     first, second = spawn(without_samples, 2)
     for way in WAYS:
         (before, after, end), (_, other, _) = first[way], second[way]

@@ -313,7 +313,7 @@ class Trainer:
         report = gather(world, report)[0]
         with together(world):
             if world.is_first and score(report, by) >= score(state.best, by):
-                # Of equal ones an average, and of these the first, as `with_best_average` has it.
+                # Equal scores go to an average, the first one, as in `with_best_average`.
                 prefixes = [*map(prefix_of, state.emas), ""]
                 best = max(prefixes, key=lambda prefix: float(report[f"{prefix}{by}"]))
                 path = self.parts.folder.predictions

@@ -31,12 +31,13 @@ class Buffers:
             unflatten_into(buffers, flat)
 
     @torch.no_grad()
-    def restore_if(self, skipped: Tensor) -> None:
-        """Restore where `skipped`, a tensor on the device, is not 0, without synchronising.
+    def restore_if(self, *reasons: Tensor) -> None:
+        """Restore where any of `reasons`, scalars on the device, is not 0, without synchronising.
 
         Integer counters are left: unlike statistics, they cannot become non-finite.
         """
+        is_due = torch.stack([reason.bool() for reason in reasons]).any()
         for buffers, flat in zip(self._kinds, self._flat, strict=True):
             if flat.is_floating_point():
                 now = flatten(buffers)
-                unflatten_into(buffers, torch.where(skipped.bool(), flat, now))
+                unflatten_into(buffers, torch.where(is_due, flat, now))

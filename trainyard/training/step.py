@@ -172,8 +172,7 @@ class TrainStep:
             )
             updated = self.update(step, averager.ready_parameters)
         # Without any sample the buffers are those of padding.
-        is_empty = (averager.weight == 0).float()
-        self.buffers.restore_if(torch.maximum(updated.skipped, is_empty))
+        self.buffers.restore_if(updated.skipped, averager.weight == 0)
         self.update_ema(step)
         return StepStats(sums[0], sums[1], count, *updated)
 

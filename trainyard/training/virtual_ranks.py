@@ -46,8 +46,7 @@ class VirtualRanksStep(TrainStep):
         divisor = self.averager.divisor(counts.sum())
         sums_2K = self._sums(batch, counts, step, divisor)
         updated = self.update(step, self.averager.ready_parameters)
-        is_empty = (self.averager.weight == 0).float()
-        self.buffers.restore_if(torch.maximum(updated.skipped, is_empty))
+        self.buffers.restore_if(updated.skipped, self.averager.weight == 0)
         self.update_ema(step)
         return StepStats(sums_2K[0], sums_2K[1], counts, *updated)
 

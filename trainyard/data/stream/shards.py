@@ -59,9 +59,10 @@ def _list(location: str) -> list[str]:
     scheme = location.partition("://")[0].lower()
     if is_remote(location) and scheme not in ("http", "https", "hf"):
         raise DataError("stream.object-store", location=location, scheme=scheme)
+    names = place.names
     if place.is_folder:
         check_all_read(place)
-    names = place.files(".tar") if place.is_folder else place.names
+        names = place.files(".tar")
     if not names:
         raise DataError("stream.no-shards", location=location)
     return [place.path(name) for name in names]
