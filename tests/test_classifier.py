@@ -285,6 +285,12 @@ def test_recipe_keys_can_be_others(averaged: Path, digits: Path) -> None:
     assert classifier.preprocess(files_of(digits)[:2]).shape == (2, 3, 24, 24)
     with raises("recipe.unknown-key", key="data.eval_siz"):
         load(averaged, overrides={"data.eval_siz": "24"})
+    for key, value in (("run.seed", "1"), ("model.freeze", "*"), ("data.order", "resample")):
+        with raises("recipe.key-without-effect", key=key):
+            load(averaged, overrides={key: value})
+    sizes = {"data.eval_size": "24", "data.image_size": "32"}
+    with raises("recipe.size-without-effect", eval_size=24):
+        load(averaged, overrides=sizes)
 
 
 def test_nothing_of_the_program_is_changed(

@@ -137,6 +137,8 @@ def test_data_or_a_run_in_place_of_a_recipe(
         ("model.checkpoint", "better.pth"),  # whose weights one took for those of the result
         ("model.ema_decay", "0.99"),
         ("model.freeze", "blocks.*"),
+        ("data.order", "resample"),
+        ("augment.scale", "[1, 1]"),
     ],
 )
 def test_a_key_without_effect_after_the_training(
@@ -145,6 +147,15 @@ def test_a_key_without_effect_after_the_training(
     for words in (["evaluate"], ["export", tmp_path / "m.pt2"], ["predict", tmp_path / "a.png"]):
         error = refused(words[0], finished, *words[1:], f"--{key}", value)
         check(error, "recipe.key-without-effect", key=key)
+
+
+def test_keys_of_an_evaluation_that_would_not_be_read(finished: Path, digits: Path) -> None:
+    """An evaluation on other data passed over where the run's should come from."""
+    for name, value in (("val", digits), ("val_share", "0.5"), ("val_seed", "1")):
+        error = refused("evaluate", finished, "--data", digits, f"--data.{name}", value)
+        check(error, "recipe.key-beside-data", key=f"data.{name}")
+    sizes = ("--data.eval_size", "24", "--data.image_size", "32")
+    check(refused("evaluate", finished, *sizes), "recipe.size-without-effect", eval_size=24)
 
 
 def test_a_run_that_is_not_the_first_argument(finished: Path, digits: Path, tmp_path: Path) -> None:

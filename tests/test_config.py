@@ -1,5 +1,6 @@
 """Recipes: read, inherited, overridden, checked strictly, compared, written back."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -15,6 +16,7 @@ from trainyard.config import (
     builtin_recipes,
     check,
     load_recipe,
+    override,
     to_toml,
     tree_as_toml,
 )
@@ -291,7 +293,7 @@ def test_a_builtin_recipe_survives_writing(name: str, recipe: RecipeWriter) -> N
 
 def test_odd_values_survive_writing(recipe: RecipeWriter) -> None:
     overrides = {
-        "data.train": 'C:\\a "b"/\u00fc {0..9}\t#.tar',
+        "data.train": 'C:\\a "b"/\u00fc \U0001f436\x7f {0..9}\t#.tar',
         "optim.lr": "1e-300",
         "optim.eps": "1e-8",
         "optim.clip_norm": "1",
@@ -300,6 +302,39 @@ def test_odd_values_survive_writing(recipe: RecipeWriter) -> None:
     }
     config = load_recipe("debug", overrides)
     assert load_recipe(recipe("written.toml", to_toml(config))) == config
+
+
+def test_a_name_that_is_not_utf_8_is_named_alone() -> None:
+    with raises("recipe.not-unicode", key="data.train", value="a\udcff"):
+        load_recipe("debug", {"data.train": "a\udcff"})
+
+
+def test_another_schedule_drops_the_steps_of_a_config() -> None:
+    steps = load_recipe("debug", {"schedule.name": "step", "schedule.milestones": "[0.5]"})
+    assert override(steps, {"schedule.name": "cosine"}).schedule.milestones == ()
+    assert load_recipe("convnext-tiny", {"schedule.name": "constant"}).schedule.min_lr == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "needed"),
+    [
+        ("model.ema_warmup", "true", {"model.ema_decay": "0.9"}),
+        ("augment.mix_mode", "pair", {"augment.cutmix": "1"}),
+        ("augment.erasing_mode", "rand", {"augment.erasing": "0.5"}),
+        ("schedule.warmup_from", "0.5", {"schedule.warmup": "1 epoch"}),
+        ("data.stage_gb", "10", {"data.stage": "disk"}),
+    ],
+)
+def test_an_override_that_changes_nothing_is_refused(
+    key: str, value: str, needed: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "bare.toml").write_text("")
+    bare = str(tmp_path / "bare.toml")
+    with raises("recipe.needs-another-key", key=key):
+        load_recipe(bare, {key: value})
+    load_recipe(bare, needed | {key: value})
+    usual = all_keys()[key].default
+    load_recipe(bare, {key: "none" if usual is None else json.dumps(usual).strip('"')})
 
 
 # Where a key takes neither its other choices, nor a small number, nor a short time.

@@ -105,6 +105,11 @@ def test_stages_several_locations_and_a_run_that_goes_on() -> None:
     assert found["goes on"] == "after step 1,234 of 212"
 
 
+def test_another_size_of_evaluation_is_told() -> None:
+    assert rows(data__eval_size="[192, 128]")["images"].endswith("; evaluated at 192 x 128")
+    assert "evaluated" not in rows(data__eval_size="160")["images"]
+
+
 def test_a_fold_takes_the_place_of_a_share() -> None:
     found = rows(data__val_fold="2/5")["validate"]
     assert found == "100 images: data.val_fold = 2/5 of photos"

@@ -114,7 +114,7 @@ def test_images_that_cannot_be_read_leave_it_alone(
     shutil.copytree(digits / "val", data)
     for path in data.glob("*/*"):
         path.write_text("no image")
-    command = ("evaluate", copied, "--data", data, "--temperature", "--data.max_bad", "1")
+    command = ("evaluate", copied, "--data", data, "--temperature")
     check(refused(*command), "data.none-readable", num_images=364)
     assert load_temperatures(newest(copied)) == {}
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trainyard.world import World
 
 StrPath = str | os.PathLike[str]
-EVALUATED = ("model", "data", "augment", "batch")  # sections of keys that can affect an evaluation
+EVALUATED = ("model", "data", "batch")  # sections of keys that can affect an evaluation
 
 
 def train(
@@ -78,7 +78,7 @@ def evaluate(
 
     `data` is other validation data than the run's own, or several locations taken as one; only
     classes that it has are predicted, unless `all_classes`. `overrides` are keys of the sections
-    model, data, augment and batch, such as {"data.eval_size": 288}. `flip` uses the mean softmax of
+    model, data and batch, such as {"data.eval_size": 288}. `flip` uses the mean softmax of
     an image and of its mirror image. `ema` is False for the weights alone, True for their moving
     average alone, the best of several, or the decay of one. `world` and `console` are as for
     `train`.
@@ -99,7 +99,7 @@ def evaluate(
     from trainyard.training.evaluate import Views
 
     folder, checkpoint = find_checkpoint(Path(run))
-    config = evaluation_recipe(folder, overrides)
+    config = evaluation_recipe(folder, overrides, on_other_data=data is not None)
     places = None if data is None else tuple(validation_splits(_texts(data)))
     question = EvaluationOptions(data=places, views=Views(flip), ema=ema, all_classes=all_classes)
     result = evaluate_checkpoint(config, checkpoint, question, world=world, console=console)
@@ -151,17 +151,23 @@ def predictions(run: StrPath) -> "Recorded":
     return recorded._replace(scores=replace(recorded.scores, guess=numbers))
 
 
-def evaluation_recipe(run: Path, overrides: Mapping[str, Any] | None = None) -> "RunConfig":
+def evaluation_recipe(
+    run: Path, overrides: Mapping[str, Any] | None = None, *, on_other_data: bool = False
+) -> "RunConfig":
     """The recipe of a run directory for an evaluation, which may run on another machine.
 
-    RecipeError for a key without effect on an evaluation.
+    RecipeError for a key without effect on an evaluation, or on one of data that are not the run's.
     """
-    from trainyard.compare import check_keys
-    from trainyard.config import load_recipe
+    from trainyard.compare import check_keys, check_size
+    from trainyard.config import load_recipe, refuse_beside_data
 
-    check_keys(overrides or {}, EVALUATED, "an evaluation")
+    overrides = overrides or {}
+    check_keys(overrides, EVALUATED, "an evaluation")
+    if on_other_data:
+        refuse_beside_data(overrides, ("train", "val", "val_share", "val_fold", "val_seed"))
     config = load_recipe(str(run / "recipe.toml"), _plain(overrides))
-    if "data.stage" in (overrides or {}):
+    check_size(config, overrides, "an evaluation")
+    if "data.stage" in overrides:
         return config
     here = config.data.model_copy(update={"stage": None})  # it was a folder on other nodes
     return config.model_copy(update={"data": here})

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainyard.compare import differences
+from trainyard.compare import check_keys, check_size, differences
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data._native import own_decoder
 from trainyard.data.batch import Batch
@@ -82,11 +82,13 @@ def load(
     `device`: by default a GPU if there is one. `ema`: True for the moving average of the weights,
     the best of several, or the decay of one; by default it is used if it scored no worse than the
     weights. `overrides` of recipe keys: {"data.eval_size": "288"}. CheckpointError if it cannot be
-    loaded.
+    loaded, RecipeError for a key without effect.
     """
+    check_keys(overrides := overrides or {}, ("model", "data", "batch"), "predictions")
     folder, found = find_checkpoint(Path(path))
     recipe = load_recipe(str(folder / "recipe.toml"))
     config = _to_predict(load_recipe(str(folder / "recipe.toml"), overrides))
+    check_size(config, overrides, "predictions")
     checkpoint.check(found)
     progress = checkpoint.read_progress(found)
     weights = choose_weights(found, progress, ema)

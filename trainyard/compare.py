@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from trainyard.config import RunConfig, all_keys, unknown_key
 from trainyard.errors import RecipeError
+from trainyard.image_size import size_text
 from trainyard.monitor.config import WatchConfig
 
 ROUNDING = (
@@ -22,6 +23,12 @@ PRACTICAL = frozenset(
         *(f"watch.{key}" for key in WatchConfig.model_fields),
     )
 )
+
+_OF_TRAINING = frozenset(
+    f"data.{key}"
+    for key in ("order", "samples", "locality", "weights", "balance", "repeats", "max_bad")
+)
+"""Keys of [data] that no evaluation and no prediction reads."""
 
 REPEATS = ("run.seed", "data.val_fold")
 """Keys by which a run is repeated: the mean of such runs is worth more than each."""
@@ -63,10 +70,18 @@ def check_keys(
         section, _, name = key.partition(".")
         if section in sections and key not in known:
             raise unknown_key(key, known)
-        if section not in sections or (section == "model" and name not in of_model):
+        is_of_training = key in _OF_TRAINING or (section == "model" and name not in of_model)
+        if section not in sections or is_of_training:
             raise RecipeError(
                 "recipe.key-without-effect",
                 key=key,
                 purpose=what,
                 sections=", ".join(sections),
             )
+
+
+def check_size(config: RunConfig, keys: Iterable[str], what: str) -> None:
+    """RecipeError if data.image_size is among the keys, and the recipe has data.eval_size."""
+    size = config.data.eval_size
+    if "data.image_size" in keys and size is not None:
+        raise RecipeError("recipe.size-without-effect", purpose=what, eval_size=size_text(size))

@@ -30,6 +30,19 @@ from trainyard.training.config import LossConfig
 _RENAMED = {"run.max_silence": "run.hang_timeout"}  # old names of keys, which are still read
 _GONE = {"watch.trackio": False}  # keys in the recipe of every older run, which are dropped there
 _VALIDATION = ("val", "val_fold", "val_share")  # keys of [data]: the first one that is set is used
+_DIVISION = ("data.val_share", "data.val_fold", "data.val_seed")  # of data without val data
+_NEEDS: dict[str, tuple[str, ...]] = {
+    "model.ema_warmup": ("model.ema_decay",),
+    "model.ema_cpu": ("model.ema_decay",),
+    "schedule.warmup_from": ("schedule.warmup",),
+    "schedule.warmup_ends": ("schedule.warmup",),
+    "augment.erasing_mode": ("augment.erasing",),
+    "augment.mix_mode": ("augment.mixup", "augment.cutmix"),
+    "augment.mix_prob": ("augment.mixup", "augment.cutmix"),
+    "augment.switch_prob": ("augment.mixup", "augment.cutmix"),
+    "data.stage_gb": ("data.stage",),
+}
+"""Keys that have an effect only where one of some others is set."""
 _SHAPES = ("tuple_type", "missing", "too_long")  # pydantic's errors about the length of a list
 
 
@@ -125,7 +138,9 @@ def load_recipe(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunC
     tree = _load_tree(path, seen=())
     _forget(tree, overrides)
     try:
-        return _overridden(tree, overrides)
+        config = _overridden(tree, overrides)
+        _check_needs(config, overrides)
+        return config
     except RecipeError as error:
         about = str(error).partition("; did you mean")[0]
         is_overridden = any(
@@ -140,7 +155,9 @@ def load_recipe(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunC
 
 def override(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
     """A recipe with some values replaced, as in `load_recipe`."""
-    return _overridden(keys_set(config), overrides)
+    tree = keys_set(config)
+    _forget(tree, overrides)
+    return _overridden(tree, overrides)
 
 
 def keys_set(config: RunConfig) -> dict[str, Any]:
@@ -154,13 +171,15 @@ def on_data(
     """A recipe with the train and val data of a data set, or of several merged ones.
 
     `overrides`: the keys that the user set beside the recipe. DataError if one of the splits is
-    missing; RecipeError for a `data.val_share` or `data.val_fold` of the user's beside val data.
+    missing; RecipeError for a location of the user's, which would not be read, or a division of his
+    beside val data.
     """
+    refuse_beside_data(overrides, ("train", "val"))
     from trainyard.data.index.merge import merged_splits
 
     may_share = config.data.val_part is not None
     found = merged_splits(locations, may_share=may_share)
-    own = [key for key in ("data.val_share", "data.val_fold") if key in overrides]
+    own = [key for key in overrides if key in _DIVISION]
     if found["val"] is not None and own:
         raise RecipeError(
             "recipe.val-share-beside-val-data",
@@ -170,6 +189,13 @@ def on_data(
             val=found["val"],
         )
     return override(config, {f"data.{split}": place for split, place in found.items()})
+
+
+def refuse_beside_data(keys: Collection[str], names: Collection[str]) -> None:
+    """RecipeError for one of these keys of [data] that --data makes pointless."""
+    for key in keys:
+        if key in {f"data.{name}" for name in names}:
+            raise RecipeError("recipe.key-beside-data", key=key)
 
 
 def _overridden(tree: dict[str, Any], overrides: Mapping[str, Any]) -> RunConfig:
@@ -210,6 +236,7 @@ def check(tree: dict[str, Any]) -> RunConfig:
         # As JSON, for which pydantic's strict mode lets an array become a tuple, but no more.
         config = RunConfig.model_validate_json(json.dumps(tree))
     except ValidationError as error:
+        _check_unicode(tree)
         raise _first_fault(error) from None
     except TypeError as error:  # for example a TOML date
         raise RecipeError("recipe.not-plain-values", reason=str(error)) from None
@@ -231,6 +258,17 @@ def check(tree: dict[str, Any]) -> RunConfig:
     return config
 
 
+def _check_unicode(tree: dict[str, Any]) -> None:
+    """RecipeError for a text with bytes of a file name that are not UTF-8."""
+    for section, values in tree.items():
+        for name, value in values.items() if isinstance(values, dict) else ():
+            try:
+                json.dumps(value, ensure_ascii=False).encode()
+            except UnicodeEncodeError:
+                key = f"{section}.{name}"
+                raise RecipeError("recipe.not-unicode", key=key, value=value) from None
+
+
 def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
     """The tree without optional keys that are "none". RecipeError for one that is empty."""
     optional = {key for key, field in all_keys().items() if field.default is None}
@@ -245,6 +283,20 @@ def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
         unset = [name for name, value in own.items() if value == "none"]
         tree[section] = {name: value for name, value in values.items() if name not in unset}
     return tree
+
+
+def _check_needs(config: RunConfig, overrides: Mapping[str, Any]) -> None:
+    """RecipeError for an override that changes nothing, as the key that it needs is not set."""
+    fields, values = all_keys(), config.model_dump()
+
+    def is_set(key: str) -> bool:
+        section, _, name = key.partition(".")
+        return bool(values[section][name] != fields[key].default)
+
+    for key in overrides:
+        others = _NEEDS.get(key, ())
+        if others and is_set(key) and not any(map(is_set, others)):
+            raise RecipeError("recipe.needs-another-key", key=key, others=" or ".join(others))
 
 
 def _check_order(config: RunConfig) -> None:
@@ -342,7 +394,10 @@ def _check_schedule_free(config: RunConfig) -> None:
 
 
 def _check_average(config: RunConfig) -> None:
-    """RecipeError if the averager contradicts the rest of the recipe."""
+    """RecipeError if an averager, of replicas or of steps, contradicts the rest of the recipe."""
+    if config.run.bn_samples:
+        on_host = {"model.ema_cpu = true": config.model.ema_cpu}
+        _refuse(on_host, f"run.bn_samples = {config.run.bn_samples}", "leave one of them out")
     averager, optimizer = config.average.name, config.optim.name
     if optimizer.startswith("schedule_free"):
         others = "which evaluates other weights than the ones that replicas average"
@@ -382,8 +437,9 @@ def tree_as_toml(tree: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{json.dumps(key)} = {_toml(v)}' for key, v in value.items())}}}"
-    return json.dumps(value)  # JSON's numbers, strings, booleans and arrays are TOML's too
+        return f"{{{', '.join(f'{_toml(key)} = {_toml(v)}' for key, v in value.items())}}}"
+    # JSON's numbers, strings, booleans and arrays are TOML's too, but for surrogates and DEL.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def all_keys() -> dict[str, Any]:
@@ -436,12 +492,15 @@ def _forget(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
     """Drop the keys of a recipe that changes make pointless.
 
     data.crop_pct where they set another data.fit: it means another share. Validation data that
-    would go before those that they set. The milestones of steps where they set another schedule.
+    would go before those that they set. The keys of a schedule where they set another that has not
+    these.
     """
-    schedule = tree.get("schedule")
-    if isinstance(schedule, dict) and changes.get("schedule.name", "step") != "step":
-        schedule.pop("milestones", None)
-        schedule.pop("gamma", None)
+    name, schedule = changes.get("schedule.name"), tree.get("schedule")
+    if name is not None and isinstance(schedule, dict):
+        unused = set() if name == "step" else {"milestones", "gamma"}
+        unused |= {"decay", "min_lr", "warmup_prefix"} if name in ("step", "constant") else set()
+        for key in unused:
+            schedule.pop(key, None)
     data, fit = tree.get("data"), changes.get("data.fit")
     if not isinstance(data, dict):
         return

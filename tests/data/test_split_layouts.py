@@ -296,13 +296,22 @@ def test_training_data_of_one_class_are_refused_by_train_and_by_verify(tmp_path:
     check(refused("train", "debug", *words), "data.one-class", location=f"{place} (its train part)")
 
 
+@pytest.mark.parametrize("key", ["data.train", "data.val"])
+def test_a_location_beside_data_is_an_error(key: str, tmp_path: Path) -> None:
+    """It was passed over: the run was validated on other images than asked for."""
+    place = write_files(tmp_path / "set", files("train val"))
+    words = ("--data", place, f"--{key}", place, "--run", tmp_path / "run")
+    check(refused("train", "debug", *words), "recipe.key-beside-data", key=key)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_share_beside_validation_data_is_an_error(tmp_path: Path) -> None:
     place = write_files(tmp_path / "set", files("train val"))
-    for name, part in (("share", "0.5"), ("fold", "1/2")):
+    for name, part in (("share", "0.5"), ("fold", "1/2"), ("seed", "1")):
         key = f"data.val_{name}"
         words = ("--data", place, f"--{key}", part, "--run", tmp_path / "run")
         fields = {"key": key, "value": part, "val": f"{place}/val"}
         check(refused("train", "debug", *words), "recipe.val-share-beside-val-data", **fields)
-        for command in ("verify", "show"):
+        for command in ("verify", "show") if name != "seed" else ():
             error = refused("data", command, place, f"--val-{name}", part)
             check(error, "data.needless-division", location=place)

@@ -73,7 +73,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     _add_output(parser)
     parser.epilog = (
-        "Recipe keys of the sections model, data, augment and batch can be given as --SECTION.KEY "
+        "Recipe keys of the sections model, data and batch can be given as --SECTION.KEY "
         "VALUE, for example --data.eval_size 288. On other data, the model chooses only among the "
         "classes that the data has, matched by name, as ImageNet-A and ImageNet-R intend."
     )
@@ -114,7 +114,9 @@ def evaluate(options: argparse.Namespace) -> int:
     from trainyard.data.index.merge import validation_splits
     from trainyard.monitor.terminal import EscapingConsole
 
-    config = evaluation_recipe(run_folder, options.overrides)
+    config = evaluation_recipe(
+        run_folder, options.overrides, on_other_data=options.data is not None
+    )
     data = tuple(validation_splits(options.data)) if options.data else None
     with loading():
         from trainyard.run.evaluation import EvaluationOptions, evaluate_checkpoint

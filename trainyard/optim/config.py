@@ -181,11 +181,12 @@ class ScheduleConfig(Section):
     batch_size: tuple[Stage, ...] = ()
     """Later global batch sizes, after `batch.size`: ["30 epochs: 4096"]."""
 
-    @field_validator("decay", "warmup_prefix")
+    @field_validator("decay", "min_lr", "warmup_prefix")
     @classmethod
     def _decays(cls, value: object, info: ValidationInfo) -> object:
         name = info.data.get("name")
-        if value not in (None, True) and name in ("step", "constant"):
+        usual = cls.model_fields[str(info.field_name)].default
+        if value != usual and name in ("step", "constant"):
             raise ValueError(f'schedule.name = "{name}" has no decay: use cosine, linear or sqrt')
         return value
 

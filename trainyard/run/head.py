@@ -81,10 +81,12 @@ def _images(config: RunConfig, course: Course, begun: Beginning) -> str:
     kind = {1: "grey", 3: "RGB"}.get(data.channels, f"{data.channels} channels")
     mean, std = (" ".join(f"{value:.3g}" for value in found[key]) for key in ("mean", "std"))
     is_theirs = begun.log and begun.pixels and not _differences(config, begun, tuple(begun.pixels))
+    size = height_width(data.eval_size or data.image_size)
+    evaluated = "" if {size} == {*sizes} else f"; evaluated at {size[0]} x {size[1]}"
     return (
         f"{shape}, {kind}; mean {mean}, std {std}, {data.interpolation}, {data.fit} "
         f"{data.crop_pct:g}"
-        f"{', as the weights had them' if is_theirs else ''}"
+        f"{', as the weights had them' if is_theirs else ''}{evaluated}"
     )
 
 
