@@ -310,7 +310,7 @@ def test_a_name_that_is_not_utf_8_is_named_alone() -> None:
 
 
 def test_another_schedule_drops_the_steps_of_a_config() -> None:
-    steps = load_recipe("debug", {"schedule.name": "step", "schedule.milestones": "[0.5]"})
+    steps = load_recipe("debug", {"schedule.name": "step", "schedule.milestones": '["1 epoch"]'})
     assert override(steps, {"schedule.name": "cosine"}).schedule.milestones == ()
     assert load_recipe("convnext-tiny", {"schedule.name": "constant"}).schedule.min_lr == 0
 
@@ -382,6 +382,11 @@ NEEDED = {
         *("model.checkpoint_key", "model.checkpoint_prefix"),
         *("model.linear_probe", "model.freeze_statistics"),
     ),
+    ("model.ema_decay", "0.9"): ("model.ema_warmup", "model.ema_cpu"),
+    ("schedule.warmup", "9 steps"): ("schedule.warmup_from", "schedule.warmup_ends"),
+    ("augment.erasing", "0.5"): ("augment.erasing_mode",),
+    ("augment.cutmix", "0.5"): ("augment.mix_mode", "augment.mix_prob", "augment.switch_prob"),
+    ("data.stage", "disk"): ("data.stage_gb",),
     ("data.order", "join"): ("data.samples",),
     ("data.mean", str([0.485, 0.456, 0.406])): ("data.channels",),
     ("data.std", str([0.229, 0.224, 0.225])): ("data.channels",),

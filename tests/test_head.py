@@ -83,8 +83,8 @@ def test_what_a_run_trains_on_what_and_how_long() -> None:
     assert re.fullmatch(r"CPU, \d+ cores?; 3 ranks on 2 nodes; fp32", found.pop("device"))
     assert found == {
         "model": "resnet18, 2.002 M parameters, 2,000 of them frozen, from scratch",
-        "images": "160 x 160, RGB; mean 0.485 0.456 0.406, std 0.229 0.224 0.225, bicubic, "
-        "crop 0.95",
+        "images": "160 x 160 (evaluated at 192 x 192), RGB; mean 0.485 0.456 0.406, "
+        "std 0.229 0.224 0.225, bicubic, crop 0.95",
         "classes": "5: ant, bee, cow, \N{HORIZONTAL ELLIPSIS} eel",
         "train": "900 images: photos",
         "validate": "100 images: data.val_share = 0.1 of photos",
@@ -101,13 +101,15 @@ def test_stages_several_locations_and_a_run_that_goes_on() -> None:
     assert found["train"] == "900 images: a and 2 others"
     assert found["validate"] == "100 images: d/val"
     assert found["batch"] == "64, later 128 images, 21.33 on each rank"
-    assert found["images"].startswith("160 x 160, 192 x 128, grey; mean 0.449, std 0.226,")
+    assert found["images"].startswith(
+        "160 x 160, 192 x 128 (evaluated at 192 x 192), grey; mean 0.449, std 0.226,"
+    )
     assert found["goes on"] == "after step 1,234 of 212"
 
 
 def test_another_size_of_evaluation_is_told() -> None:
-    assert rows(data__eval_size="[192, 128]")["images"].endswith("; evaluated at 192 x 128")
-    assert "evaluated" not in rows(data__eval_size="160")["images"]
+    for size, shown in (("[192, 128]", " (evaluated at 192 x 128)"), ("160", "")):
+        assert rows(data__eval_size=size)["images"].startswith(f"160 x 160{shown}, RGB; mean ")
 
 
 def test_a_fold_takes_the_place_of_a_share() -> None:

@@ -85,7 +85,8 @@ def in_small(name: str, digits: Path) -> RunConfig:
         "run.bn_samples": "16" if config.run.bn_samples else "0",
     }
     if config.model.checkpoint == "timm":  # without a download
-        changes["model.checkpoint"] = None
+        of_weights = ("model.linear_probe", "model.freeze_statistics")
+        changes |= {"model.checkpoint": None} | dict.fromkeys(of_weights, False)
     if config.schedule.image_size:
         changes["schedule.image_size"] = '["1 step: 48"]'
     return load_recipe(name, changes)
