@@ -295,6 +295,25 @@ def test_a_sweep_compares_its_runs_and_does_what_is_left(
 
 
 @pytest.mark.slow
+def test_data_that_change_during_a_sweep_end_it(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs before and after the change had one mean, and exit code 0."""
+    parent, data = tmp_path / "all", tmp_path / "digits"
+    shutil.copytree(digits, data)
+
+    def run_and_change(jobs: Sequence[Job], options: argparse.Namespace) -> Any:
+        before = run_all(jobs[:1], options)
+        next((data / "val" / "3").iterdir()).unlink()
+        return before if before[0] else run_all(jobs[1:], options)
+
+    run_all = command._run
+    monkeypatch.setattr(command, "_run", run_and_change)
+    words = ("sweep", "debug", "--data", data, "--runs", parent, *SHORT, "--run.seed", "0,1")
+    check(refused(*words), "run.data-differs", split="val", path=parent / "seed=0")
+
+
+@pytest.mark.slow
 def test_folds_together_predict_each_image_once(
     digits: Path, tmp_path: Path, capfd: Capture
 ) -> None:

@@ -98,6 +98,8 @@ def sweep(options: argparse.Namespace) -> int:
     if failed:
         names = ", ".join(f"{name} (exit code {code})" for name, code in failed.items())
         raise TrainyardError("sweep.failed", num_failed=len(failed), num=len(jobs), runs=names)
+    for job, config in zip(jobs, configs, strict=True) if left else ():
+        _is_done(job.run, config)  # not of data that have changed since
     return 0
 
 
