@@ -17,6 +17,7 @@ from tests.errors import check, raises, refused
 from trainyard.classifier import load
 from trainyard.config import load_recipe
 from trainyard.data.decode.array_file import array_file
+from trainyard.export.export import Exporter
 from trainyard.files import RunDirectory
 from trainyard.training.recorded import load_recorded
 
@@ -130,6 +131,14 @@ def test_exports_take_images_of_these_channels(
         names: dict[str, object] = {}
         exec(code.replace("image.png", str(image)), names)
         np.testing.assert_allclose(np.asarray(names["logits"]).reshape(1, -1), ours, atol=0.02)
+
+
+@pytest.mark.slow
+def test_a_page_of_bands_is_refused(runs: dict[int, Path], tmp_path: Path) -> None:
+    """It gave the model the luminance of some pixels, and zeros."""
+    with raises("export.page-of-channels", channels=4):
+        Exporter(load(runs[4]), runtime={}).to_file(tmp_path / "page.html", "html")
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.slow

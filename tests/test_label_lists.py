@@ -80,7 +80,7 @@ def test_a_run_that_was_cut_off_ends_alike(
 @pytest.mark.slow
 def test_what_an_evaluation_shows(trained: Path, tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "all.csv"
-    asked = ("--per-class", "20", "--confusions", "3")
+    asked = ("--per-class", "20")
     text = shown(capsys, "evaluate", trained, *asked, "--predictions", path)
     assert "mAP" in text
     assert "AP" in text
@@ -96,6 +96,13 @@ def test_what_an_evaluation_shows(trained: Path, tmp_path: Path, capsys: Capture
     hits = sum(len({*r["labels"].split("|")} & {*r["guesses"].split("|")} - {""}) for r in raw)
     pairs = sum(len(r[key].split("|")) for r in raw for key in ("labels", "guesses") if r[key])
     assert tree["micro_f1"] == pytest.approx(2 * hits / pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", [("--confusions", 3), ("--suspects", "some.csv")])
+def test_what_is_for_one_label_is_refused(trained: Path, option: tuple[object, ...]) -> None:
+    """--confusions changed nothing."""
+    check(refused("evaluate", trained, *option), "option.beside-lists", option=option[0])
 
 
 @pytest.mark.slow

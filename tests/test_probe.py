@@ -131,6 +131,16 @@ def test_weights_of_classes_count(digits: Path, finished: Path, tmp_path: Path) 
     assert found.counts[0] > 1.5 * index.samples_per_class()[0]
 
 
+def test_classes_of_weight_0_have_no_part(digits: Path) -> None:
+    """All that were held out were of such a class, and the penalty was chosen by a loss of NaN."""
+    index = open_index(str(digits / "val"))
+    ids = np.concatenate([np.flatnonzero(index.label == n)[: 10 if n else 4] for n in (0, 1)])
+    rows = torch.cat([torch.ones(14, 1), torch.randn(14, 3)], dim=1)
+    config = load_recipe("debug", {"loss.class_weights": json.dumps([1.0] + [0.0] * 9)})
+    found = probe._fitted(config, index, ids, rows, on_value=lambda: None)
+    assert (found.num_held_out, found.strength) == (0, 0.1)
+
+
 def test_images_that_cannot_be_read_have_no_part(
     digits: Path, finished: Path, tmp_path: Path
 ) -> None:

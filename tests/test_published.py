@@ -93,6 +93,17 @@ def test_an_export_is_used_as_its_run(averaged: Path, digits: Path, tmp_path: Pa
     assert (asked.config.data.crop_pct, asked.config.data.std) == (0.9, (0.38,) * 3)
 
 
+def test_an_export_of_another_model_is_refused(averaged: Path, tmp_path: Path) -> None:
+    """Its weights fit, and the scores were others."""
+    file = tmp_path / "digits.safetensors"
+    Exporter(load(averaged)).to_file(file, "safetensors")
+    gelu = {"model.options": "{act_layer = 'gelu'}"}
+    for name, overrides in (("test_resnet", gelu), ("resnet18", {})):
+        with raises("weights.of-other-model", source=file):
+            load_published(name, file, overrides=overrides)
+    load_published("test_resnet.r160_in1k", file)
+
+
 def test_what_does_not_go_together(weights: Path, coffee: Path, finished: Path) -> None:
     with raises("weights.do-not-fit", name="resnet18"):
         load_published("resnet18", weights)

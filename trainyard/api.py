@@ -128,7 +128,7 @@ def predictions(run: StrPath) -> "Recorded":
     and `loss`; `.step` is the step of the weights. The name of the file of sample i is
     `open_index(VAL_DATA).locate(i)[0]`. With lists of labels, `.labels` is bool[samples, classes],
     and `.scores` has `logits`, float32[classes, samples], and `read`, bool[samples]. DataError if
-    there are none yet.
+    there are none yet, or of an evaluation behind which the run went back alone.
     """
     from dataclasses import replace
 
@@ -136,6 +136,7 @@ def predictions(run: StrPath) -> "Recorded":
 
     from trainyard.errors import DataError
     from trainyard.files import RunDirectory, find_checkpoint
+    from trainyard.monitor.history import best_of
     from trainyard.training.checkpoint import read_progress
     from trainyard.training.recorded import load_recorded
 
@@ -144,7 +145,10 @@ def predictions(run: StrPath) -> "Recorded":
     if recorded is None:
         raise DataError("run.no-predictions", path=path)
     _, saved = find_checkpoint(Path(run))
-    recorded = recorded._replace(classes=tuple(read_progress(saved)["classes"]))
+    progress = read_progress(saved)
+    if not recorded.is_of(best_of(history(run).val, progress.get("best_by", "top1"))):
+        raise DataError("run.predictions-dropped", path=path, step=recorded.step)
+    recorded = recorded._replace(classes=tuple(progress["classes"]))
     if not hasattr(recorded.scores, "guess"):
         return recorded
     numbers = recorded.scores.guess.astype(np.int64)

@@ -24,6 +24,11 @@ from trainyard.world import World, pick_device
 
 _SECTIONS = ("model", "data", "batch")
 _OF_MODEL = ("options", "channels_last", "checkpoint_key", "checkpoint_prefix")
+# Arguments of timm that change no score of an image of the size that is asked for.
+_NOT_COMPARED = (
+    *("num_classes", "img_size", "dynamic_img_size", "strict_img_size"),
+    *("drop_rate", "drop_path_rate", "drop_block_rate"),
+)
 _WHAT = "a prediction with published weights, which --model and --checkpoint name"
 
 
@@ -77,10 +82,26 @@ def _adapted(
     """The model with these weights, and how they were adapted."""
     model = build_run_model(config, len(classes))
     name, prefix = config.model.name, config.model.checkpoint_prefix
+    _check_model(source, name, getattr(model, "_model_args", {}))
     log = adapt_weights(model, source, classes=classes, name=name, prefix=prefix)
     if reason := why_without_classifier(log):
         raise CheckpointError("weights.classifier-unusable", source=source.about, reason=reason)
     return model, log
+
+
+def _check_model(source: LoadedWeights, name: str, arguments: Mapping[str, Any]) -> None:
+    """CheckpointError for the export of another model, though its weights may fit."""
+    if not isinstance(source.noted.get("model_args"), dict):
+        return  # no export
+    theirs, own = (
+        f"{architecture}, { ({key: of[key] for key in sorted(of) if key not in _NOT_COMPARED}) }"
+        for architecture, of in (
+            (source.noted.get("architecture"), source.noted["model_args"]),
+            (name.partition(".")[0], arguments),
+        )
+    )
+    if theirs != own:
+        raise CheckpointError("weights.of-other-model", source=source.about, theirs=theirs, own=own)
 
 
 def _refuse_run(path: Path) -> None:

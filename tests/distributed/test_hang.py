@@ -24,6 +24,7 @@ from trainyard.data.device.feed import TrainingFeed
 from trainyard.distributed import heartbeat, watchdog
 from trainyard.distributed.hang import hanging
 from trainyard.distributed.heartbeat import Activity
+from trainyard.distributed.process_info import ProcessInfo
 from trainyard.distributed.stacks import DUMP
 from trainyard.monitor.quarantine import Quarantine
 from trainyard.training import saver
@@ -405,6 +406,30 @@ def test_a_suspended_run_goes_on(digits: Path, tmp_path: Path) -> None:
         _, err = command.process.communicate(timeout=100)
     assert (command.process.returncode, err) == (0, "")
     check_reports(folder, num_steps=60)
+
+
+class Gone:
+    """A store whose process has ended."""
+
+    def set(self, *_: Any) -> None:
+        raise RuntimeError
+
+    compare_set = check = set
+
+
+def hang_without_a_store(_: World, said: Path) -> None:
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    store: Any = Gone()
+    processes = [ProcessInfo.current()] * 2
+    watchdog.Watchdog(store, World(1, 2), processes, is_hosted=True).begin(0.1)
+    time.sleep(30)
+    os._exit(0)
+
+
+def test_a_rank_that_hangs_without_a_store_ends_itself(tmp_path: Path) -> None:
+    """The store was the agent's of a launcher: nobody judged any rank but the first."""
+    assert launch(hang_without_a_store, 1, tmp_path / "said") == [1]
+    assert (tmp_path / "said").read_text().startswith("trainyard: rank 1 (")
 
 
 # --- a stop, while something takes long ---

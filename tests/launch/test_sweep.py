@@ -1,5 +1,6 @@
 """`trainyard sweep`: which runs it makes, how they are started and ended, and what is skipped."""
 
+import argparse
 import csv
 import json
 import os
@@ -101,6 +102,17 @@ def test_means_are_of_complete_runs_that_differ_in_seed_and_fold_alone() -> None
     (first, second) = means_of(rows, repeats)
     assert first[:3] == ("x", 2, "top1") and first[3:] == pytest.approx((0.65, 0.15))
     assert second[:3] == ("z", 3, "top1") and second[3:] == pytest.approx((0.4, 0.2 / 3**0.5))
+
+
+def test_the_table_is_shown_without_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """An error in a report of a sweep that was complete left nothing on the terminal."""
+    monkeypatch.setattr("trainyard.report.page.write_report", lambda *_: {}["no such key"])
+    options = argparse.Namespace(json=True)
+    command._show([Row("a", "a", "done", 0.0, best=0.5)], [], tmp_path, options)
+    said = json.loads(capsys.readouterr().out)
+    assert said["runs"][0]["name"] == "a" and said["report"] is None
 
 
 def test_mistakes_are_found_before_anything_starts(digits: Path, tmp_path: Path) -> None:
@@ -280,6 +292,25 @@ def test_a_sweep_compares_its_runs_and_does_what_is_left(
     assert run(*base, "--optim.lr", "0.3,0.1,0.2") == 0
     assert len(json.loads(capfd.readouterr().out)["runs"]) == 3
     assert newest(failed).stat().st_mtime == before
+
+
+@pytest.mark.slow
+def test_data_that_change_during_a_sweep_end_it(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs before and after the change had one mean, and exit code 0."""
+    parent, data = tmp_path / "all", tmp_path / "digits"
+    shutil.copytree(digits, data)
+
+    def run_and_change(jobs: Sequence[Job], options: argparse.Namespace) -> Any:
+        before = run_all(jobs[:1], options)
+        next((data / "val" / "3").iterdir()).unlink()
+        return before if before[0] else run_all(jobs[1:], options)
+
+    run_all = command._run
+    monkeypatch.setattr(command, "_run", run_and_change)
+    words = ("sweep", "debug", "--data", data, "--runs", parent, *SHORT, "--run.seed", "0,1")
+    check(refused(*words), "run.data-differs", split="val", path=parent / "seed=0")
 
 
 @pytest.mark.slow

@@ -55,6 +55,14 @@ def test_kinds_of_models(name: str, size: int, grid: tuple[int, int] | None) -> 
     assert maps.isfinite().all() and maps.min() >= 0 and maps.max() <= 1
 
 
+@pytest.mark.parametrize("size", [(224, 224), (80, 320)])
+def test_a_map_has_the_shape_of_the_images(size: tuple[int, int]) -> None:
+    """Of another size than the model was built for it was refused, or had the sides of that one."""
+    model = create_model("test_vit", num_classes=5, dynamic_img_size=True).eval()
+    maps = activation_maps(model, torch.randn(1, 3, *size), torch.tensor([1]))
+    assert maps.shape == (1, size[0] // 16, size[1] // 16)
+
+
 def test_a_model_without_features_is_refused() -> None:
     model: Any = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
     with raises("model.no-activation-map", name="Sequential"):

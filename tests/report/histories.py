@@ -49,5 +49,7 @@ def record_some(folder: Path, *, samples: int, classes: int, at: int = 10) -> No
     step = folder / "checkpoints" / "step-00000010"
     step.mkdir(parents=True)
     names = [f"class number {n}, with a name of some length" for n in range(classes)]
-    (step / "progress.json").write_text(json.dumps({"version": 2, "classes": names}))
+    counts: dict[str, Any] = dict.fromkeys(("skipped", "roll_backs"), 0)
+    counts |= {"step": 10, "guard": {"running": 0}, "clock": {"total": 0.0}, "last": {}, "best": {}}
+    (step / "progress.json").write_text(json.dumps({"version": 2, "classes": names} | counts))
     (folder / "checkpoints" / "best").symlink_to(step.name)

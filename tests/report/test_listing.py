@@ -14,7 +14,7 @@ from tests.errors import check, refused
 from tests.report.histories import train_report, write_run
 from tests.runs import events
 from trainyard.errors import DataError
-from trainyard.report.listing import Row, list_runs, table_of
+from trainyard.report.listing import Row, _recipe, list_runs, table_of
 from trainyard.run.trainer import Trainer
 
 
@@ -187,3 +187,8 @@ def test_a_real_run_and_why_it_failed(
     assert run(*command, *keys) == 0
     (row,) = list_runs(tmp_path)
     assert (row.state, row.message) == ("done", None)
+
+
+def test_the_recipe_of_a_command_whose_options_come_first_is_left_out() -> None:
+    """The table had --data in its place."""
+    assert _recipe(["trainyard", "train", "--data", "x", "digits"]) is None

@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest
 import timm
 
+import trainyard
+from tests.errors import raises
 from tests.report.conftest import STEPS
 from tests.report.histories import record_some, train_report, write_run
 from trainyard.compare import PRACTICAL
@@ -52,6 +54,9 @@ def test_predictions_of_a_dropped_evaluation_are_left_out(tmp_path: Path) -> Non
     assert before.recorded is not None
     assert after.best_evaluation["step"] == 10
     assert after.recorded is None
+    assert trainyard.predictions(before.folder.path).step == 20
+    with raises("run.predictions-dropped", step=20):
+        trainyard.predictions(after.folder.path)
 
 
 def test_parts_of_an_environment_of_another_type_are_left_out(copied: Path) -> None:

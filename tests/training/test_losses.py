@@ -178,6 +178,8 @@ def test_class_weights_of_a_run(tmp_path: Path) -> None:
     assert class_weights(LossConfig(class_weights=str(numbers)), index) == [1, 2.5, 0.1]
     with raises("recipe.class-weights-wrong-count", num_weights=2, num_classes=3):
         class_weights(LossConfig(class_weights=(1.0, 2.0)), index)
+    with raises("recipe.class-weights-zero"):
+        class_weights(LossConfig(class_weights=(0.0, 0.0, 0.0)), index)
     numbers.write_text("1\nnan\n1\n")
     with raises("recipe.malformed-class-weight", path=numbers, line=2, value="nan"):
         class_weights(LossConfig(class_weights=str(numbers)), index)

@@ -122,6 +122,7 @@ def evaluate(options: argparse.Namespace) -> int:
         from trainyard.run.evaluation import EvaluationOptions, evaluate_checkpoint
         from trainyard.training.evaluate import Views
 
+    _check_lists(options, checkpoint)
     question = EvaluationOptions(
         data=data,
         all_classes=options.all_classes,
@@ -152,6 +153,16 @@ def _check_own_keys(keys: Iterable[str]) -> None:
             raise InputError("temperature.other-keys", key=key)
 
 
+def _check_lists(options: argparse.Namespace, checkpoint: Path) -> None:
+    """InputError for an option about the one label of an image, where images have lists of them."""
+    from trainyard.training.checkpoint import read_progress
+
+    if read_progress(checkpoint).get("has_lists", False):
+        for option in ("confusions", "suspects"):
+            if getattr(options, option) is not None:
+                raise InputError("option.beside-lists", option=f"--{option}")
+
+
 def _write(options: argparse.Namespace, result: "DataSetResult") -> None:
     """Write the files that are wanted."""
     if options.predictions:
@@ -172,7 +183,7 @@ def as_json(
             tree[f"{prefix}reliability"] = _reliability(columns)
         if num_classes is not None:
             tree[f"{prefix}per_class"] = _classes(result, columns, num_classes)
-        if num_confusions is not None and not _has_lists(result):
+        if num_confusions is not None:
             tree[f"{prefix}confusions"] = _confusions(result, columns, num_confusions)
     return {key: finite(value) for key, value in tree.items()}
 
@@ -225,7 +236,7 @@ def print_result(
     """Print a table with a row for each set of weights, and notes on its numbers.
 
     Then the worst classes and the most frequent confusions, by the weights with the higher top-1,
-    or mAP; None leaves them out. Images with lists of labels have no confusions.
+    or mAP; None leaves them out.
     """
     from trainyard.training.averages import label_of
 
@@ -246,7 +257,7 @@ def print_result(
             shares = (f"{row[key]:.1%}" for key in keys)
             table.add_row(row["class"], f"{row['samples']:,}", *shares)
         console.print(table)
-    if num_confusions is not None and not _has_lists(result):
+    if num_confusions is not None:
         print_text(f"\nThe most frequent wrong guesses ({of})")
         table = empty_table("class", "taken for", ">samples")
         for row in _confusions(result, columns, num_confusions):
@@ -339,14 +350,9 @@ def write_tables(folder: Path, result: "DataSetResult") -> None:
 
 
 def write_suspects(path: Path, result: "DataSetResult") -> None:
-    """Write the images whose label has a probability below 50%, those with the highest loss first.
-
-    InputError for images with lists of labels.
-    """
+    """Write the images whose label has a probability below 50%, the highest loss first."""
     from trainyard.training.predictions import suspects
 
-    if _has_lists(result):
-        raise InputError("option.suspects-beside-lists")
     prefix = _best(result)
     order = suspects(result.predictions[prefix])
     losses = result.predictions[prefix].loss

@@ -98,6 +98,8 @@ def sweep(options: argparse.Namespace) -> int:
     if failed:
         names = ", ".join(f"{name} (exit code {code})" for name, code in failed.items())
         raise TrainyardError("sweep.failed", num_failed=len(failed), num=len(jobs), runs=names)
+    for job, config in zip(jobs, configs, strict=True) if left else ():
+        _is_done(job.run, config)  # not of data that have changed since
     return 0
 
 
@@ -283,7 +285,7 @@ def _show(
 
         try:
             report = str(write_report([Path(row.run) for row in rows], parent / "report.html"))
-        except (TrainyardError, OSError) as error:
+        except Exception as error:  # of any kind: the table of days of training is still to come
             print_line(f"no report ({error})")
     if options.json:
         result: dict[str, Any] = {

@@ -227,13 +227,13 @@ class Watchdog:
                 self._end(alarm)
 
     def _judge(self, now: float) -> Alarm | None:
-        """Rank 0 looks at all others; each of them looks at rank 0."""
+        """Rank 0 looks at all others; each of them at rank 0, or at itself once that is gone."""
         posts = dict(self._posts)
         silent = {rank for rank, post in posts.items() if now - post.at > FRESH_S}
         remote = sorted(silent - self._visible.keys())
         if lost := [rank for rank in remote if now - posts[rank].at > GONE_S]:
             return Alarm(lost)
-        if not (self._world.is_first or silent or self._store is None):
+        if posts and not (self._world.is_first or silent):
             return None  # rank 0 judges itself
         seen = {rank: post.activity for rank, post in posts.items()}
         for rank in silent:
@@ -277,11 +277,16 @@ class Watchdog:
         os._exit(1)
 
     def _finish(self, alarm: Alarm) -> None:
-        """Complete the pending checkpoint. The first rank that is left prints why all end."""
+        """Complete the pending checkpoint. The first rank that is left prints why all end.
+
+        So does one that has judged itself, since no other one knows of it.
+        """
         seen = self.heartbeat.activity()
         if not (seen.is_overdue and seen.doing in self.heartbeat.limits_of):  # not one that hangs
             self.before_end()
-        if self._world.rank == min({*range(self._world.size)} - {*alarm.absent}, default=0):
+        first = min({*range(self._world.size)} - {*alarm.absent}, default=0)
+        is_alone = not self._posts and alarm.ranks == [self._world.rank]
+        if is_alone or self._world.rank == first:
             names = ", ".join(map(self._name, alarm.ranks[:NAMED]))
             reason = alarm.verdict or f"{names} is gone; see its output"
             message = self.record("rank hangs" if alarm.verdict else "rank gone", reason)

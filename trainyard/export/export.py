@@ -75,6 +75,8 @@ class Exporter:
         written, TrainyardError if the model cannot be exported to this format.
         """
         check_file(path, kind)
+        if kind == "html" and self._about.channels not in (1, 3):
+            raise InputError("export.page-of-channels", path=path, channels=self._about.channels)
         with _staging(path, self._bytes) as folder:
             inner = folder / path.name
             difference = self._checked(kind, inner)

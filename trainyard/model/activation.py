@@ -22,7 +22,10 @@ def activation_maps(model: nn.Module, images_BCHW: Tensor, classes_B: Tensor) ->
         logits_BC, features = _with_features(model, images_BCHW.detach().requires_grad_())
         own = logits_BC.gather(1, classes_B[:, None]).sum()
         (gradient,) = torch.autograd.grad(own, features)
-    maps_BCHW, gradient_BCHW = (_as_map(model, each.float()) for each in (features, gradient))
+    height_width = images_BCHW.shape[2:]
+    maps_BCHW, gradient_BCHW = (
+        _as_map(model, each.float(), height_width) for each in (features, gradient)
+    )
     if maps_BCHW.shape[2:] == (1, 1):
         raise InputError("model.no-activation-map", name=type(model).__name__)
     weights_BC = gradient_BCHW.mean(dim=(2, 3), keepdim=True)
@@ -45,11 +48,12 @@ def _with_features(model: Any, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
     return model.forward_head(features), features
 
 
-def _as_map(model: Any, features: Any) -> Tensor:
-    """[B, C, h, w] of features, or of tokens without the class token."""
-    if features.ndim == 3 and hasattr(model, "patch_embed"):
+def _as_map(model: Any, features: Any, size: tuple[int, ...]) -> Tensor:
+    """[B, C, h, w] of features, or of tokens without the class token, of images of this size."""
+    patches: Any = getattr(model, "patch_embed", None)
+    if features.ndim == 3 and hasattr(patches, "dynamic_feat_size"):
         tokens_BNC = features[:, getattr(model, "num_prefix_tokens", 0) :]
-        height, width = model.patch_embed.grid_size
+        height, width = patches.dynamic_feat_size(size)
         if tokens_BNC.shape[1] == height * width:
             map_BCHW: Tensor = tokens_BNC.transpose(1, 2).unflatten(2, (height, width))
             return map_BCHW

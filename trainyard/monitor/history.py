@@ -1,5 +1,6 @@
 """Reports of a run from its metrics.jsonl, in the order of training."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +32,11 @@ def score(evaluation: Report, by: str) -> float:
     """
     values = (evaluation.get(key) for key in (by, f"ema_{by}"))
     return max((float(value) for value in values if isinstance(value, int | float)), default=-1.0)
+
+
+def best_of(evaluations: Sequence[Report], by: str) -> Report:
+    """That of the checkpoint `best`, the last if several are equal; {} without one."""
+    return max(reversed(evaluations), key=lambda report: score(report, by), default={})
 
 
 def read_history(metrics: Path, *, is_brief: bool = False) -> History:

@@ -152,7 +152,8 @@ def _recipe(command: Any) -> str | None:
     """The recipe that a command line names; None for a program that calls the library."""
     words = command if isinstance(command, list) else []
     place = words.index("train") + 1 if "train" in words else len(words)
-    return Path(words[place]).stem if place < len(words) and _text(words[place]) else None
+    name = _text(words[place]) if place < len(words) else None
+    return Path(name).stem if name and not name.startswith("-") else None  # options may come first
 
 
 def _text(value: Any) -> str | None:

@@ -13,7 +13,7 @@ from trainyard.compare import PRACTICAL, REPEATS
 from trainyard.course import amount_of
 from trainyard.errors import DataError, InputError
 from trainyard.files import RunDirectory, check_run, json_object, read_json
-from trainyard.monitor.history import ENDED_EARLY, History, read_history, score
+from trainyard.monitor.history import ENDED_EARLY, History, best_of, read_history, score
 from trainyard.monitor.outcome import METRICS
 from trainyard.monitor.reports import Report
 from trainyard.training.averages import prefix_of
@@ -86,9 +86,8 @@ class Run:
 
     @property
     def best_evaluation(self) -> Report:
-        """That of the checkpoint `best`, the last if several are equal; {} without one."""
-        latest_first = reversed(self.history.val)
-        return max(latest_first, key=lambda report: score(report, self.best_by), default={})
+        """That of the checkpoint `best`; {} without one."""
+        return best_of(self.history.val, self.best_by)
 
     def best_score(self, by: str) -> float:
         """The highest value of the weights or their average; below 0 without one."""
@@ -160,9 +159,8 @@ def _read(path: Path, name: str) -> Run:
         notes.append(str(error))
     damaged = [key for key, value in run.environment.items() if _is_other(key, value)]
     notes += [f"{folder.environment}: {key} is damaged, and left out" for key in damaged]
-    best = run.best_evaluation
-    if recorded is not None and best and best["step"] != recorded.step:
-        recorded = None  # those of an evaluation that the run went back behind
+    if recorded is not None and not recorded.is_of(run.best_evaluation):
+        recorded = None
     return replace(
         run,
         environment={key: of for key, of in run.environment.items() if key not in damaged},

@@ -90,6 +90,8 @@ def class_weights(config: LossConfig, data: Index | Stream) -> list[float] | Non
             num_weights=len(weights),
             num_classes=len(data.classes),
         )
+    if not any(weights):
+        raise RecipeError("recipe.class-weights-zero")
     return weights
 
 

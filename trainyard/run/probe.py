@@ -134,16 +134,14 @@ def _fitted(
         of_class = np.array(class_weights(config.loss, index) or np.ones(num_classes))
         of_class *= np.maximum(index.samples_per_class(), 1.0) ** -config.data.balance
         weights = of_class[labels]
-    is_good = rows[:, 0].bool()
+    weights_N = torch.from_numpy(weights).to(rows.device)
+    is_good = rows[:, 0].bool() & (weights_N > 0)
     if not is_good.any():
         raise DataError("data.none-readable", location="training data", num_images=len(ids))
     if config.loss.name == "bce" and targets.ndim == 1:
         targets = nn.functional.one_hot(targets, num_classes)
-    targets, weights_N = (
-        of.to(rows.device)[is_good] for of in (targets, torch.from_numpy(weights))
-    )
-    features_ND = rows[is_good, 1:]
-    return fit_logistic(features_ND, targets, weights_N, num_classes, on_value=on_value)
+    samples = rows[is_good, 1:], targets.to(rows.device)[is_good], weights_N[is_good]
+    return fit_logistic(*samples, num_classes, on_value=on_value)
 
 
 def _sentence(found: Logistic, count: int, of: int, seconds: float) -> str:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from trainyard.errors import DataError
 from trainyard.files import atomic_write
+from trainyard.monitor.reports import Report
 from trainyard.training.label_scores import LabelScores
 from trainyard.training.predictions import Predictions
 
@@ -23,6 +24,10 @@ class Recorded(NamedTuple):
     """Predictions, or LabelScores for images with lists of labels."""
     classes: tuple[str, ...] = ()
     """Names by class number, where they are known."""
+
+    def is_of(self, best: Report) -> bool:
+        """False if the best evaluation is another, as the run went back behind that of these."""
+        return not best or bool(best["step"] == self.step)
 
 
 def record(

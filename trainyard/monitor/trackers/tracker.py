@@ -12,7 +12,7 @@ from typing import Protocol
 from trainyard.errors import RecipeError
 from trainyard.files import RunDirectory, read_json, write_text
 from trainyard.installation import install_hint
-from trainyard.monitor.history import read_history, score
+from trainyard.monitor.history import best_of, read_history
 from trainyard.monitor.reports import Report
 
 _START_S = 20.0  # for an answer before training starts; then a tracker may take longer
@@ -59,7 +59,7 @@ class BestEvaluation:
         step = evaluation["step"]
         before = [report for report in self._evaluations if report["step"] < step]
         self._evaluations = [*before, evaluation]
-        self.report = max(self._evaluations[::-1], key=lambda one: score(one, self._best_by))
+        self.report = best_of(self._evaluations, self._best_by)
         found = numbers(self.report | {"kind": "best"}).items()
         return {f"best/{key.removeprefix('best/')}": value for key, value in found}
 
