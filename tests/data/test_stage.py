@@ -311,6 +311,15 @@ def test_a_source_without_checksum_that_changed_since_it_was_indexed(tmp_path: P
         stage(index, tmp_path / "node")
 
 
+def test_a_shard_that_was_packed_anew_since_it_was_indexed(tmp_path: Path) -> None:
+    """Its checksum is right, and the index has offsets of the shard before."""
+    index = large_shards(tmp_path)
+    large_shards(tmp_path, size=1 << 19)
+    list_in_manifest(tmp_path)
+    with raises("data.changed-since-indexed"):
+        stage(index, tmp_path / "node")
+
+
 def test_a_damaged_shard_ends_training_with_one_line(
     tmp_path: Path, digits: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
