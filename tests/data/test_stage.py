@@ -387,6 +387,13 @@ def test_a_disk_that_is_full_for_others_too(
     assert usage(staged.folder).free >= reserve * GB
 
 
+def test_a_copy_of_another_process_that_vanishes_ends_nothing(tmp_path: Path) -> None:
+    index = large_shards(tmp_path, size=100_000)
+    staged = StagedShards(index, str(tmp_path / "node"))
+    (staged.folder / ".x.part").symlink_to("gone")  # listed, and without a size
+    assert staged.run() is None
+
+
 def test_a_disk_that_fills_up_while_a_copy_is_made(tmp_path: Path, monkeypatch: Patch) -> None:
     index = large_shards(tmp_path, size=100_000)
     staged = StagedShards(index, str(tmp_path / "node"))
