@@ -126,6 +126,13 @@ def test_webdataset_and_a_test_split(hub: Path) -> None:
     assert Reader(open_index(found["train"] or "")).read(0) == b"image"
 
 
+def test_a_new_file_upstream_is_indexed(hub: Path) -> None:
+    for number in (1, 2):
+        write_tar(hub / f"train-{number}.tar", [("a.jpg", b"image"), ("a.cls", b"0")])
+        hub_names._all_files.cache_clear()  # as in a new process
+        assert len(open_index(f"{_at()}/train-*.tar")) == number
+
+
 def test_a_missing_token_is_one_line(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN")
     with raises("hub.gated") as caught:

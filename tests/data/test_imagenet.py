@@ -297,6 +297,20 @@ def test_a_validation_image_without_a_class(name: str, source: Path, tmp_path: P
     check(error, "prepare.image-not-in-devkit", name=name, num_images=20)
 
 
+def test_no_member_of_a_class_is_left_out_in_silence(source: Path, tmp_path: Path) -> None:
+    inner = tar_of({"a.JPEG": b"x", "notes.txt": b"y"})
+    (source / TRAIN).write_bytes(tar_of({f"{WNIDS[0]}.tar": inner}))
+    error = refused(*words(source, tmp_path / "out", "--no-checksum", "--workers", 1))
+    check(error, "prepare.not-an-image", name=f"{WNIDS[0]}.tar: notes.txt")
+
+
+def test_a_validation_image_that_comes_twice(source: Path, tmp_path: Path) -> None:
+    name = "ILSVRC2012_val_00000001.JPEG"
+    (source / VAL).write_bytes(tar_of({name: b"x", f"a/{name}": b"y"}))
+    error = refused(*words(source, tmp_path / "out", "--no-checksum", "--workers", 1))
+    check(error, "prepare.member-twice", name=f"a/{name}")
+
+
 def test_a_destination_in_use_is_refused_at_once(mini: MiniImageNet, tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     check(refused(*words(mini.folder, tmp_path)), "pack.destination-not-empty", path=tmp_path)

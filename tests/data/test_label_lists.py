@@ -16,6 +16,7 @@ from tests.command_line import Capture, run
 from tests.data.tars import open_splits, write_files, write_tar
 from tests.errors import raises
 from trainyard.data.augment.extra import MultiHot
+from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.tar import SequentialReader
 from trainyard.data.formats.webdataset import streamed
 from trainyard.data.index.build import build_index, open_index
@@ -168,7 +169,7 @@ def test_shards_with_lists_and_without(tmp_path: Path) -> None:
         closing(SequentialReader("0.tar", open_shard(str(tmp_path / "0.tar")))) as tar,
         raises("stream.label-lists", sample="a"),
     ):
-        list(streamed(tar))
+        list(streamed(tar, LeftOut()))
 
 
 def test_an_empty_label_in_a_list(tmp_path: Path) -> None:

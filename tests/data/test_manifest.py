@@ -16,7 +16,7 @@ from tests.errors import raises
 from tests.web import FaultyServer
 from trainyard.data.formats.folder import scan
 from trainyard.data.index.build import open_index
-from trainyard.data.index.splits import all_splits, find_splits, train_and_val
+from trainyard.data.index.splits import all_splits, find_splits, split_remarks, train_and_val
 from trainyard.data.index.unlabelled import open_images
 from trainyard.data.storage.location import expand_braces, find_place
 from trainyard.data.storage.manifest import read_manifest
@@ -53,6 +53,15 @@ def test_a_manifest_names_files_inside_its_folder_alone(tmp_path: Path, name: st
 def test_a_manifest_may_name_folders_below_its_own(tmp_path: Path) -> None:
     folder = with_files(tmp_path / "a", "train/..x-{0..1}.tar", "train/..x-0.tar")
     assert find_splits(folder)["train"] == f"{folder}/train/..x-{{0..1}}.tar"
+
+
+def test_shards_that_a_manifest_does_not_list_are_told(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    assert split_remarks(folder) == []
+    for number in (2, 3):
+        (tmp_path / f"part-00{number}.tar").write_bytes(b"")
+    (remark,) = split_remarks(folder)
+    assert remark.startswith(f"{folder}/part-002.tar and 1 more: left out beside {folder}/")
 
 
 @pytest.mark.timeout(60)

@@ -28,7 +28,7 @@ def test_the_summary(digits: Path, tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_json(digits: Path, tmp_path: Path, capsys: Capture) -> None:
-    words = ("data", "pack", digits, tmp_path, "--format", "folder", "--name", "digits", "--json")
+    words = ("data", "pack", digits, tmp_path, "--format", "folder", "--json")
     found = json.loads(shown(capsys, *words))
     assert found["format"] == "folder"
     assert found["classes"] == [str(number) for number in range(10)]
@@ -96,6 +96,8 @@ def test_named_classes(digits: Path, tmp_path: Path) -> None:
         ("--format hdf5 --classes 11", "pack.too-few-classes"),
         ("--format hdf5 --classes 3,x", "pack.unknown-class"),
         ("--format hdf5 --name ../up", "pack.malformed-name"),
+        ("--format folder --name imagenet", "option.name-without-effect"),
+        ("--format parquet --name d", "option.name-without-effect"),
     ],
 )
 def test_mistakes(digits: Path, tmp_path: Path, words: str, code: str) -> None:

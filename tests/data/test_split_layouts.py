@@ -90,6 +90,7 @@ TRAIN_VAL = {
         ["x-train-0.tar", "x-train-1.tar", "x-test-0.tar", "latest.tar"],
         *("x-train-*.tar", "x-test-*.tar"),
         classes="",
+        remark="/latest.tar: left out beside",
     ),
     "CUB-200": Layout(
         files("images", "001.Black_footed_Albatross 002.Laysan_Albatross"),

@@ -311,6 +311,15 @@ def test_a_source_without_checksum_that_changed_since_it_was_indexed(tmp_path: P
         stage(index, tmp_path / "node")
 
 
+def test_a_shard_that_was_packed_anew_since_it_was_indexed(tmp_path: Path) -> None:
+    """Its checksum is right, and the index has offsets of the shard before."""
+    index = large_shards(tmp_path)
+    large_shards(tmp_path, size=1 << 19)
+    list_in_manifest(tmp_path)
+    with raises("data.changed-since-indexed"):
+        stage(index, tmp_path / "node")
+
+
 def test_a_damaged_shard_ends_training_with_one_line(
     tmp_path: Path, digits: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -376,6 +385,13 @@ def test_a_disk_that_is_full_for_others_too(
     assert "no room for" in str(staged.run())
     assert len(staged.missing()) == 2
     assert usage(staged.folder).free >= reserve * GB
+
+
+def test_a_copy_of_another_process_that_vanishes_ends_nothing(tmp_path: Path) -> None:
+    index = large_shards(tmp_path, size=100_000)
+    staged = StagedShards(index, str(tmp_path / "node"))
+    (staged.folder / ".x.part").symlink_to("gone")  # listed, and without a size
+    assert staged.run() is None
 
 
 def test_a_disk_that_fills_up_while_a_copy_is_made(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -23,7 +23,7 @@ from tests.web import FaultyServer
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.crops import RandomResizedCrop
 from trainyard.data.device.join import StreamLoader
-from trainyard.data.formats import webdataset
+from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.tar import SequentialReader
 from trainyard.data.formats.webdataset import Streamed, streamed
 from trainyard.data.loader.spec import ENDING_SIGNALS
@@ -156,24 +156,22 @@ def test_a_stream_has_the_samples_of_an_index(tmp_path: Path, tar_format: int) -
         members += [(f"{key}.txt", b"nothing" * 999)]
     path = write_tar(tmp_path / "x.tar", members, tar_format)
     with open(path, "rb") as file:
-        found = list(streamed(SequentialReader("x", file)))
+        found = list(streamed(SequentialReader("x", file), LeftOut()))
     assert [(sample.image, sample.label) for sample in found] == read_rows(path)
     content = path.read_bytes()
     assert all(content[sample.offset :].startswith(sample.image) for sample in found)
 
 
-def test_a_stream_tells_once_of_samples_with_a_dot_in_their_names(
-    tmp_path: Path, capsys: Capture, monkeypatch: Patch
-) -> None:
-    monkeypatch.setattr(webdataset, "_reported", [])
+def test_a_stream_tells_what_all_its_shards_leave_out(tmp_path: Path, capsys: Capture) -> None:
+    """The first shard at once, all of them after the first pass."""
     members = [(f"{key}.{kind}", b"1") for key in ("a", "b.0") for kind in ("cls", "png")]
-    content = write_tar(tmp_path / "x.tar", members).read_bytes()
-    for name in ("x", "y"):
-        found = list(streamed(SequentialReader(name, io.BytesIO(content))))
-        assert [sample.key for sample in found] == ["a"]
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("trainyard: x: left out: 1 samples with a dot in their names")
-    assert line.endswith("(b.0)")
+    for name in ("x-0", "x-1", "x-2"):
+        write_tar(tmp_path / f"{name}.tar", members if name != "x-0" else members[:2])
+    batches = walk(spec(f"{tmp_path}/x-{{0..2}}.tar"))
+    assert sum(len(batch.items) for batch in batches) == 2 * 3
+    first, whole = capsys.readouterr().err.splitlines()
+    assert "left out: 1 samples with a dot in their names" in first
+    assert "left out of 3 shards: 2 samples with a dot in their names" in whole
 
 
 def test_a_tar_that_is_cut_off_is_never_taken_for_whole(tmp_path: Path) -> None:
@@ -183,14 +181,16 @@ def test_a_tar_that_is_cut_off_is_never_taken_for_whole(tmp_path: Path) -> None:
     end = content.rindex(b"1" + bytes(511)) + 512  # behind the last label
     for length in (0, 100, 512, 1024, 1600, end - 1, end):
         with raises("tar.truncated", path="x"):
-            list(streamed(SequentialReader("x", io.BytesIO(content[:length]))))
-    assert len(list(streamed(SequentialReader("x", io.BytesIO(content[: end + 512]))))) == 2
+            list(streamed(SequentialReader("x", io.BytesIO(content[:length])), LeftOut()))
+    assert (
+        len(list(streamed(SequentialReader("x", io.BytesIO(content[: end + 512])), LeftOut()))) == 2
+    )
 
 
 def test_a_second_tar_behind_the_first_is_not_passed_over(tmp_path: Path) -> None:
     content = write_tar(tmp_path / "x.tar", [("1.cls", b"1"), ("1.png", png(1))]).read_bytes()
     with raises("tar.second-archive", path="x"):
-        list(streamed(SequentialReader("x", io.BytesIO(content + content))))
+        list(streamed(SequentialReader("x", io.BytesIO(content + content)), LeftOut()))
 
 
 def test_a_size_that_cannot_be_is_not_waited_for(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_size_that_cannot_be_is_not_waited_for(tmp_path: Path) -> None:
     content[148:156] = b" " * 8
     content[148:156] = b"%06o\0 " % sum(content[:512])
     with raises("tar.damaged", reason="4,294,967,296 bytes are implausible"):
-        list(streamed(SequentialReader("x", io.BytesIO(content))))
+        list(streamed(SequentialReader("x", io.BytesIO(content)), LeftOut()))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from tests.errors import raises
 from tests.spawn import spawn, train_joined
 from tests.steps import CPU
 from trainyard.config import RunConfig, load_recipe
+from trainyard.data.batch import Batch
+from trainyard.data.device.feed import split
 from trainyard.data.feeds import Feeds
 from trainyard.data.index.build import open_index
 from trainyard.data.index.table import Index
@@ -173,6 +175,29 @@ def test_all_metrics_are_equal_on_any_number_of_ranks(
     shares = ("balanced_accuracy", "macro_f1"), ("map", "macro_f1", "micro_f1")
     for metrics, keys in zip((single, several), shares, strict=True):
         assert all(0 < metrics[key] < 1 for key in keys)
+
+
+def score_one_image(world: World) -> list[list[float]]:
+    num = 1 if world.is_first else 0
+    numbers, ones = torch.zeros(num, dtype=torch.int64), torch.ones(num)
+    batch = Batch(
+        ids=numbers,
+        epochs=numbers,
+        labels=numbers,
+        weights=ones,
+        images_BCHW=torch.ones(num, 5, 1, 1),
+        mixed_labels=numbers,
+        lam=ones,
+    )
+    parts = split([batch], 4)
+    (said,) = score_labels({"": Look()}, parts, num_samples=1, world=world, device=CPU).values()
+    found: list[list[float]] = said.logits.tolist()
+    return found
+
+
+def test_virtual_ranks_score_labels_with_fewer_images_than_ranks() -> None:
+    """A rank without an image had no scores, and a sum over ranks of another shape."""
+    assert spawn(score_one_image, 2) == [[[1.0]] * 5] * 2
 
 
 def test_the_plain_evaluation_tells_something(expected: dict[str, Evaluation]) -> None:

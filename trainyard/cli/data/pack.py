@@ -39,7 +39,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="format to write; a folder has checksums of its images, for sha256sum -c",
     )
-    parser.add_argument("--name", default="imagenet", help="prefix of shard names")
+    parser.add_argument("--name", help="prefix of shard names; default imagenet")
     parser.add_argument("--split", help="split name if LOCATION has no train and val")
     parser.add_argument(
         "--shard-samples",
@@ -142,13 +142,15 @@ def _print_part(options: argparse.Namespace, samples: int) -> None:
 def _pack_options(options: argparse.Namespace) -> "PackOptions":
     from trainyard.datasets.pack.shards import PackOptions
 
+    if options.name is not None and options.format in ("folder", "parquet"):
+        raise InputError("option.name-without-effect", format=options.format)
     samples = options.shard_samples
     if samples is None:
         limited = options.shard_size is None and options.format != "hdf5"
         samples = _SAMPLES if limited else _ANY_NUMBER
     return PackOptions(
         format=options.format,
-        name=options.name,
+        name="imagenet" if options.name is None else options.name,
         shard_samples=samples,
         shard_bytes=options.shard_size,
         recode=_recode(options),

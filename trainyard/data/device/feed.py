@@ -194,12 +194,13 @@ def _joined(parts: Sequence[Batch]) -> Batch:
 def split(batches: Iterable[Batch], count: int) -> Iterator[Batch]:
     """Copies of the samples of each of `count` virtual ranks, but for those without samples.
 
+    A batch without samples stays as one, from which this rank learns the width of scores.
     A copy has the alignment of a whole batch, on which a kernel may depend.
     """
     for batch in batches:
         columns = [getattr(batch, name).tensor_split(count) for name in _TENSORS]
-        for part in zip(*columns, strict=True):
-            if len(part[0]):
+        for number, part in enumerate(zip(*columns, strict=True)):
+            if not number or len(part[0]):
                 tensors: Any = zip(_TENSORS, [tensor.clone() for tensor in part], strict=True)
                 yield Batch(**dict(tensors))
 

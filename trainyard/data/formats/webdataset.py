@@ -49,7 +49,6 @@ from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source, is_remote
 from trainyard.errors import DataError
-from trainyard.printable import print_line
 
 _IMAGES = IMAGE_SUFFIXES | {ARRAY_SUFFIX}
 _WALKERS = 192  # parts of remote shards that are walked at once
@@ -262,9 +261,6 @@ def _joined(segments: list[_Segment], guesses: Iterator[_Walked]) -> Iterator[_P
         yield from _parts(tar := BufferedTarReader(last), members(tar, position))
 
 
-_reported: list[str] = []  # the one stream of which this process has told: each comes again
-
-
 class Streamed(NamedTuple):
     """A sample of a tar that is read as a stream."""
 
@@ -274,8 +270,11 @@ class Streamed(NamedTuple):
     label: int
 
 
-def streamed(tar: SequentialReader) -> Iterator[Streamed]:
-    """The samples of a shard in stored order; reads the shard to its end."""
+def streamed(tar: SequentialReader, left_out: LeftOut) -> Iterator[Streamed]:
+    """The samples of a shard in stored order; reads the shard to its end.
+
+    Adds to `left_out` what belongs to no sample.
+    """
     shard = _Shard(tar.name)
     for key, parts in shard.samples(_parts(tar, members(tar), images=True)):
         image, label = _sample(parts, tar.name, key)
@@ -283,9 +282,7 @@ def streamed(tar: SequentialReader) -> Iterator[Streamed]:
             raise DataError("stream.label-lists", path=tar.name, sample=key)
         yield Streamed(key, image.member.offset, image.content, label)
     tar.finish()
-    if (left_out := shard.left_out()) and not _reported:
-        _reported.append(tar.name)
-        print_line(f"{tar.name}: left out: {left_out}")
+    left_out.update(shard.left_out())
 
 
 def _parts(

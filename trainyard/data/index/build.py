@@ -280,7 +280,8 @@ def _name_classes(scan: Scan, tables: dict[str, _Table]) -> list[str] | None:
 def _saved_paths(place: ResolvedLocation) -> list[Path]:
     """The possible paths of a place's index: beside the data, then in the cache."""
     if is_remote(place.root):
-        return [_cached_path(place.location, place)]
+        # With the names: those of a glob on the Hub may change, and no folder there has a stamp.
+        return [_cached_path("\n".join((place.location, *place.names)), place)]
     beside = Path(place.root) / _name_beside(place)
     return [beside, _cached_path(os.path.realpath(place.location), place)]
 

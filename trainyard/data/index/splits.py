@@ -3,7 +3,7 @@
 import glob
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import filter as matching
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -21,7 +21,13 @@ from trainyard.data.formats.split_names import (
     words_of,
 )
 from trainyard.data.storage.hub import files_below, is_on_hub
-from trainyard.data.storage.location import find_place, options_of, split_of, take_secrets
+from trainyard.data.storage.location import (
+    expand_braces,
+    find_place,
+    options_of,
+    split_of,
+    take_secrets,
+)
 from trainyard.data.storage.manifest import FILE_NAME, read_manifest
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import is_remote, reason_of
@@ -120,10 +126,21 @@ def split_remarks(location: str) -> list[str]:
         for folder in {location.removesuffix(options_of(location)), splits.folder}:
             lists = (name for name in _listed_in(folder)[1] if name.endswith(LIST_SUFFIXES))
             left_out += [os.path.join(folder, name) for name in lists if splits_named(name)]
+        left_out += _other_shards(splits.folder, entered)
     if left_out:
         used = " and ".join(chosen.values())
         remarks.append(f"{', '.join(sorted(left_out))}: left out beside {used}")
     return remarks
+
+
+def _other_shards(folder: str, entered: Iterable[str]) -> list[str]:
+    """Names the shards in a folder that belong to none of some locations; nothing without any."""
+    shards = {name for kind in _SHARDS for name in matching(_listed_in(folder)[1], kind)}
+    paths = {os.path.join(folder, name) for name in shards}
+    for place in entered:
+        paths -= {*expand_braces(place), *matching(paths, place)}
+    first, *more = sorted(paths) or [""]
+    return [f"{first} and {len(more):,} more" if more else first] if first else []
 
 
 def names_test(location: str) -> bool:

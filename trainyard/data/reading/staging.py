@@ -183,7 +183,8 @@ class StagedShards:
         name, copy = self._source(file), self._copies[file]
         with closing(_open(name)) as source:
             indexed = self._index.stamps.get(self._index.file_names[file])
-            if checksum is None and indexed not in (None, source.stamp):
+            first = 0 if checksum is None else 1  # a checksum stands for the time, not for the size
+            if indexed is not None and indexed[first:] != source.stamp[first:]:
                 raise DataError("data.changed-since-indexed", path=name)
             self._check_room(name, source.size)
             with atomic_write(copy, source.size) as part:
@@ -201,7 +202,7 @@ class StagedShards:
                 f"{in_words(kept_free)} are kept free"
             )
         with os.scandir(self.folder) as entries:
-            used = sum(entry.stat().st_size for entry in entries)
+            used = sum(map(_size, entries))
         if self._cap is not None and used + size > self._cap:
             raise _NoRoom(f"no room for {name}: {in_words(used)} of data.stage_gb are used")
 
@@ -246,6 +247,13 @@ def _id(index: Index, file: int) -> str:
     path = os.path.join(real_path(index.root), name)
     state = index.stamps.get(name) or index.fingerprint
     return hashlib.sha256(json.dumps([path, state]).encode()).hexdigest()[:32]
+
+
+def _size(entry: "os.DirEntry[str]") -> int:
+    try:
+        return entry.stat().st_size
+    except FileNotFoundError:  # another process has completed its copy, or given it up
+        return 0
 
 
 def _open(name: str) -> Source:

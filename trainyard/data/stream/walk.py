@@ -12,12 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from trainyard.data.decode.crops import Interpolation, RandomResizedCrop
+from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.tar import SequentialReader
 from trainyard.data.formats.webdataset import Streamed, streamed
 from trainyard.data.rng import fold_in, permute, uniforms
 from trainyard.data.stream.open_shard import open_shard
 from trainyard.errors import DataError
 from trainyard.image_size import ImageSize
+from trainyard.printable import print_line
 
 _SHARD_STREAM, _SHUFFLE_STREAM = 9, 10  # separate these uses of a seed from others
 _DRAWS = 1024  # random numbers made at a time
@@ -103,10 +105,11 @@ def _items(spec: StreamSpec, number: int) -> Iterator[Item]:
     order = shards_of(
         len(spec.shards), seed=spec.seed, number=number, rank=spec.rank, size=spec.size
     )
+    left_out, num_told = LeftOut(), 0
     for shard in order:
         name = spec.shards[shard]
         with closing(SequentialReader(name, open_shard(name))) as tar:
-            for position, sample in enumerate(streamed(tar)):
+            for position, sample in enumerate(streamed(tar, left_out)):
                 if sample.label >= spec.num_classes:
                     raise DataError(
                         "stream.label-beyond-val",
@@ -116,6 +119,11 @@ def _items(spec: StreamSpec, number: int) -> Iterator[Item]:
                         num_classes=spec.num_classes,
                     )
                 yield Item(shard, position, sample)
+        if left_out and not num_told and number == spec.first_pass:  # a pass may take hours
+            num_told = left_out.total
+            print_line(f"{name}: left out: {left_out}")
+    if left_out.total > num_told and number == spec.first_pass:
+        print_line(f"rank {spec.rank}: left out of {len(order):,} shards: {left_out}")
 
 
 def shuffled(items: Iterator[Item], draws: Iterator[float], room: Room = _ROOM) -> Iterator[Item]:

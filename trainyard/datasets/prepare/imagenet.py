@@ -153,6 +153,8 @@ def _val_rows(
                     name=member.name,
                     num_images=len(devkit.val),
                 )
+            if int(match[1]) in found:
+                raise DataError("prepare.member-twice", path=place.location, name=member.name)
             found[int(match[1])] = member
     images = [found[n] for n in sorted(found) if devkit.val_wnid(n) in label_of]
     labels = [label_of[devkit.val_wnid(n)] for n in sorted(found) if devkit.val_wnid(n) in label_of]
@@ -182,7 +184,7 @@ class ClassImages(NamedTuple):
 
 
 def class_archives(place: ResolvedLocation) -> Iterator[ClassImages]:
-    """The classes in stored order. DataError if one occurs twice, or a member is no class."""
+    """The classes in stored order. DataError for one that occurs twice, or any other member."""
     seen = set()
     [file] = place.names
     with closing(BufferedTarReader(open_source(place.path(file)))) as tar:
@@ -193,10 +195,12 @@ def class_archives(place: ResolvedLocation) -> Iterator[ClassImages]:
             if not name.strip("."):  # it becomes a folder's name
                 raise DataError("prepare.not-a-class-name", path=place.path(file), name=name)
             if name in seen:
-                raise DataError("prepare.class-twice", path=place.path(file), name=name)
+                raise DataError("prepare.member-twice", path=place.path(file), name=name)
             seen.add(name)
-            inside = members(tar, member.offset, member.offset + member.size)
-            images = [image for image in inside if is_image(image.name)]
+            images = [*members(tar, member.offset, member.offset + member.size)]
+            if others := [image.name for image in images if not is_image(image.name)]:
+                other = f"{member.name}: {others[0]}"
+                raise DataError("prepare.not-an-image", path=place.path(file), name=other)
             images.sort(key=lambda image: os.path.basename(image.name))
             yield ClassImages(name, file, images)
 
