@@ -19,6 +19,7 @@ from trainyard.config import load_recipe
 from trainyard.data.decode.array_file import array_file
 from trainyard.export.export import Exporter
 from trainyard.files import RunDirectory
+from trainyard.published import load_published
 from trainyard.training.recorded import load_recorded
 
 GREY = ("--data.channels", "1", "--data.mean", "0.31", "--data.std", "0.38")
@@ -123,6 +124,9 @@ def test_exports_take_images_of_these_channels(
     image = pictures(data)[0]
     classifier = load(runs[channels])
     ours = classifier.logits(classifier.preprocess([image])).numpy()
+    published, _ = load_published(classifier.config.model.name, hub / "model.safetensors")
+    theirs = published.logits(published.preprocess([image])).numpy()
+    np.testing.assert_allclose(theirs, ours, atol=1e-4)
     for card in (tmp_path / "m.onnx.md", tmp_path / "m.pt2.md", hub / "README.md"):
         code = card.read_text().partition("```python\n")[2].partition("```")[0]
         if channels == 4:

@@ -24,9 +24,9 @@ from trainyard.world import World, pick_device
 
 _SECTIONS = ("model", "data", "batch")
 _OF_MODEL = ("options", "channels_last", "checkpoint_key", "checkpoint_prefix")
-# Arguments of timm that change no score of an image of the size that is asked for.
+# Arguments of timm that change no score of an image as it is asked for; weights are adapted to it.
 _NOT_COMPARED = (
-    *("num_classes", "img_size", "dynamic_img_size", "strict_img_size"),
+    *("num_classes", "in_chans", "img_size", "dynamic_img_size", "strict_img_size"),
     *("drop_rate", "drop_path_rate", "drop_block_rate"),
 )
 _WHAT = "a prediction with published weights, which --model and --checkpoint name"
@@ -126,6 +126,7 @@ def _prepared(
     if size := noted.get("test_input_size") or noted.get("input_size"):
         keys["data.image_size"] = as_size(*size[1:])
     keys["data.fit"] = pixels.get("fit", "crop")  # of which data.crop_pct is a share
+    keys["data.channels"] = len(pixels.get("mean", "RGB"))
     config = override(RunConfig(), keys | dict(asked))
     test, share = noted.get("test_input_size"), noted.get("test_crop_pct")
     if test and share and as_size(*test[1:]) == (config.data.eval_size or config.data.image_size):

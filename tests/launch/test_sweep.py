@@ -108,7 +108,11 @@ def test_the_table_is_shown_without_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     """An error in a report of a sweep that was complete left nothing on the terminal."""
-    monkeypatch.setattr("trainyard.report.page.write_report", lambda *_: {}["no such key"])
+
+    def failing(*_: object) -> None:
+        raise KeyError("no such key")
+
+    monkeypatch.setattr("trainyard.report.page.write_report", failing)
     options = argparse.Namespace(json=True)
     command._show([Row("a", "a", "done", 0.0, best=0.5)], [], tmp_path, options)
     said = json.loads(capsys.readouterr().out)
