@@ -153,7 +153,8 @@ def test_a_share_goes_where_weights_bring_another_fit(mode: str, tmp_path: Path)
     for noted, share in (({}, 1), ({"crop_pct": 0.9}, 0.9)):
         brought = Beginning("timm's", pixels=pixels_in({"crop_mode": mode, **noted}))
         assert with_pixels(own, brought).data.crop_pct == share
-        asked = override(own, {"data.fit": "pad" if mode == "border" else mode})
+        fit = "pad" if mode == "border" else mode
+        asked = override(own, {"data.fit": fit, "data.crop_pct": 0.95})
         assert with_pixels(asked, brought).data.crop_pct == 0.95
 
 

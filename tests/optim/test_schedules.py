@@ -418,7 +418,8 @@ def test_a_minimum_above_the_peak() -> None:
     for name in ("cosine", "linear"):
         with raises("recipe.min-lr-above-lr", min_lr=0.2, lr=0.1):
             schedule(two, name=name, lr=0.1, min_lr=0.2)
-    assert lrs(two, name="constant", lr=0.1, min_lr=0.2).tolist() == [0.1, 0.1]  # has no end
+    with raises("recipe.invalid-value", key="schedule.min_lr"):  # of a schedule without an end
+        schedule(two, name="constant", lr=0.1, min_lr=0.2)
     assert lrs(two, lr=0.1, min_lr=0.1).tolist() == [0.1, 0.1]
 
 
