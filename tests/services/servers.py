@@ -21,7 +21,7 @@ class WebServer:
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
-        self.url = options.url.replace("NAME:PASSWORD@", "")
+        self.url = options.url
         self._stack = ExitStack()
         self._thread = ThreadPoolExecutor(1)  # lasts: nginx ends with the thread that started it
         self.process: Any = None

@@ -85,11 +85,11 @@ class ServerOptions:
 
     @property
     def url(self) -> str:
-        """The URL for clients, with NAME:PASSWORD in place of a login."""
+        """The URL for clients, without a login, which is in their ~/.netrc."""
         scheme = "https" if self.certificate else "http"
         host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
         host = f"[{host}]" if ":" in host else host
-        return f"{scheme}://{'NAME:PASSWORD@' if self.login else ''}{host}:{self.port}"
+        return f"{scheme}://{host}:{self.port}"
 
 
 def check_options(options: ServerOptions) -> None:

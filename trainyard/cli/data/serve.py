@@ -3,6 +3,7 @@
 import argparse
 import signal
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from trainyard.errors import DataError, TrainyardError
 
@@ -45,6 +46,9 @@ def data_serve(options: argparse.Namespace) -> int:
     try:
         with serving(server_options) as server:
             print(f"{url}/ serves {options.folder}; Ctrl-C ends it")
+            if options.user:
+                host = urlsplit(url).hostname
+                print(f"in ~/.netrc of each node: machine {host} login NAME password PASSWORD")
             print(f"trainyard train RECIPE --data {data}", flush=True)
             code = server.wait()
     except KeyboardInterrupt:
