@@ -370,10 +370,10 @@ def test_no_process_of_nginx_is_root(shards: Path, tmp_path: Path) -> None:
 def test_a_login_is_told_beside_the_url(own_shards: Path, tmp_path: Path) -> None:
     """It stood in the URL, which every command refuses."""
     port = free_port()
-    with serving_command(tmp_path, own_shards, "--port", port, "--user", "me:word") as command:
+    with serving_command(tmp_path, own_shards, "--port", port, "--user", "me:s3cret") as command:
         serves, login = said_by(command)
         assert f"http://127.0.0.1:{port}/" in serves
-        assert "machine 127.0.0.1 login" in login and "word" not in login
+        assert "machine 127.0.0.1 login" in login and "s3cret" not in login
 
 
 def test_the_configuration_can_be_seen(shards: Path, capsys: Capture) -> None:
