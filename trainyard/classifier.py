@@ -84,7 +84,7 @@ def load(
     weights. `overrides` of recipe keys: {"data.eval_size": "288"}. CheckpointError if it cannot be
     loaded, RecipeError for a key without effect.
     """
-    check_keys(overrides := overrides or {}, ("model", "data", "batch"), "predictions")
+    check_keys(overrides := overrides or {}, "predictions")
     folder, found = find_checkpoint(Path(path))
     recipe = load_recipe(str(folder / "recipe.toml"))
     config = _to_predict(load_recipe(str(folder / "recipe.toml"), overrides))

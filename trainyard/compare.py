@@ -30,6 +30,9 @@ _OF_TRAINING = frozenset(
 )
 """Keys of [data] that no evaluation and no prediction reads."""
 
+SECTIONS = ("model", "data", "batch")
+"""Sections with keys on which the scores of a trained model can depend."""
+
 REPEATS = ("run.seed", "data.val_fold")
 """Keys by which a run is repeated: the mean of such runs is worth more than each."""
 
@@ -57,8 +60,8 @@ def keys_of(sections: Sequence[str]) -> list[str]:
 
 def check_keys(
     keys: Iterable[str],
-    sections: Sequence[str],
     what: str,
+    sections: Sequence[str] = SECTIONS,
     of_model: Sequence[str] = ("name", "options", "channels_last"),
 ) -> None:
     """RecipeError for an unknown key, or one without effect: of other sections, or for training.

@@ -193,8 +193,8 @@ def on_data(
 
 def refuse_beside_data(keys: Collection[str], names: Collection[str]) -> None:
     """RecipeError for one of these keys of [data] that --data makes pointless."""
-    for key in keys:
-        if key in {f"data.{name}" for name in names}:
+    for name in names:
+        if (key := f"data.{name}") in keys:
             raise RecipeError("recipe.key-beside-data", key=key)
 
 

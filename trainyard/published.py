@@ -22,7 +22,6 @@ from trainyard.run.build import build_run_model
 from trainyard.run.pretrained import Beginning, initial_source, with_pixels
 from trainyard.world import World, pick_device
 
-_SECTIONS = ("model", "data", "batch")
 _OF_MODEL = ("options", "channels_last", "checkpoint_key", "checkpoint_prefix")
 # Arguments of timm that change no score of an image as it is asked for; weights are adapted to it.
 _NOT_COMPARED = (
@@ -49,7 +48,7 @@ def load_published(
     """
     import timm
 
-    check_keys(overrides or {}, _SECTIONS, _WHAT, _OF_MODEL)
+    check_keys(overrides or {}, _WHAT, of_model=_OF_MODEL)
     check_name(name)
     if checkpoint is not None:
         _refuse_run(Path(checkpoint))
@@ -93,15 +92,15 @@ def _check_model(source: LoadedWeights, name: str, arguments: Mapping[str, Any])
     """CheckpointError for the export of another model, though its weights may fit."""
     if not isinstance(source.noted.get("model_args"), dict):
         return  # no export
-    theirs, own = (
-        f"{architecture}, { ({key: of[key] for key in sorted(of) if key not in _NOT_COMPARED}) }"
-        for architecture, of in (
-            (source.noted.get("architecture"), source.noted["model_args"]),
-            (name.partition(".")[0], arguments),
-        )
-    )
+    theirs = _described(source.noted.get("architecture"), source.noted["model_args"])
+    own = _described(name.partition(".")[0], arguments)
     if theirs != own:
         raise CheckpointError("weights.of-other-model", source=source.about, theirs=theirs, own=own)
+
+
+def _described(architecture: object, arguments: Mapping[str, Any]) -> str:
+    compared = {key: arguments[key] for key in sorted(arguments) if key not in _NOT_COMPARED}
+    return f"{architecture}, {compared}"
 
 
 def _refuse_run(path: Path) -> None:

@@ -57,7 +57,7 @@ def test_kinds_of_models(name: str, size: int, grid: tuple[int, int] | None) -> 
 
 @pytest.mark.parametrize("size", [(224, 224), (80, 320)])
 def test_a_map_has_the_shape_of_the_images(size: tuple[int, int]) -> None:
-    """Of another size than the model was built for it was refused, or had the sides of that one."""
+    """Images of another size were refused, or their map had the sides of the trained one."""
     model = create_model("test_vit", num_classes=5, dynamic_img_size=True).eval()
     maps = activation_maps(model, torch.randn(1, 3, *size), torch.tensor([1]))
     assert maps.shape == (1, size[0] // 16, size[1] // 16)

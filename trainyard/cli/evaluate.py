@@ -6,8 +6,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainyard.api import EVALUATED, evaluation_recipe
-from trainyard.cli.options import add_ema, add_views, check_suffix, check_target, loading, positive
+from trainyard.api import evaluation_recipe
+from trainyard.cli.options import (
+    SECTIONS,
+    add_ema,
+    add_views,
+    check_suffix,
+    check_target,
+    loading,
+    positive,
+)
 from trainyard.cli.printing import empty_table, naming, print_text, result_console, write_csv
 from trainyard.distributed import discover
 from trainyard.errors import InputError
@@ -77,7 +85,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "VALUE, for example --data.eval_size 288. On other data, the model chooses only among the "
         "classes that the data has, matched by name, as ImageNet-A and ImageNet-R intend."
     )
-    parser.set_defaults(run_command=evaluate, takes_overrides=EVALUATED)
+    parser.set_defaults(run_command=evaluate, takes_overrides=SECTIONS)
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:

@@ -166,7 +166,7 @@ def check_overrides(keys: Iterable[str], what: str) -> None:
     """RecipeError for keys that have no effect on the command."""
     from trainyard.compare import check_keys
 
-    check_keys(keys, SECTIONS, what)
+    check_keys(keys, what)
 
 
 @contextmanager

@@ -82,7 +82,7 @@ def _images(config: RunConfig, course: Course, begun: Beginning) -> str:
     mean, std = (" ".join(f"{value:.3g}" for value in found[key]) for key in ("mean", "std"))
     is_theirs = begun.log and begun.pixels and not _differences(config, begun, tuple(begun.pixels))
     size = height_width(data.eval_size or data.image_size)
-    evaluated = "" if {size} == {*sizes} else f" (evaluated at {size[0]} x {size[1]})"
+    evaluated = "" if [*sizes] == [size] else f" (evaluated at {size[0]} x {size[1]})"
     return (
         f"{shape}{evaluated}, {kind}; mean {mean}, std {std}, {data.interpolation}, {data.fit} "
         f"{data.crop_pct:g}"

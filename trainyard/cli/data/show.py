@@ -81,7 +81,7 @@ def _check_overrides(options: argparse.Namespace) -> None:
 
     if options.augmented is None:
         raise InputError("option.needs-augmented", key=next(iter(options.overrides)))
-    check_keys(options.overrides, _SECTIONS, "a sheet")
+    check_keys(options.overrides, "a sheet", _SECTIONS)
 
 
 def open_splits(
