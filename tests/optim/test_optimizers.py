@@ -276,13 +276,15 @@ def test_every_optimizer_of_timm_takes_steps_and_resumes_bit_for_bit(name: str) 
     begin = whole.train(1)[0]
     saved = []
     for _ in range(3):
-        saved.append(copy.deepcopy((whole.model.state_dict(), optimizer_state(whole.optimizer))))
+        saved.append(
+            copy.deepcopy((whole.model.state_dict(), optimizer_state(whole.optimizer, whole.model)))
+        )
         whole.train(1)
     assert whole.train(8)[-1] < begin
     for steps, (weights, state) in zip((11, 10, 9), saved, strict=True):
         resumed = Training(name)
         resumed.model.load_state_dict(weights)
-        put_optimizer(resumed.optimizer, state, Path("checkpoint"))
+        put_optimizer(resumed.optimizer, resumed.model, state, Path("checkpoint"))
         resumed.train(steps)
         for key, tensor in whole.model.state_dict().items():
             assert torch.equal(resumed.model.state_dict()[key], tensor), key

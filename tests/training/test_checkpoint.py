@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.cuts import Killed, kill
 from tests.errors import check, raises
@@ -543,9 +543,27 @@ def another_optimizer(path: Path, state: TrainState) -> None:
     state.optimizer = torch.optim.AdamW(state.model.parameters())
 
 
-def other_groups(path: Path, state: TrainState) -> None:
+def fewer_parameters(path: Path, state: TrainState) -> None:
+    state.optimizer = torch.optim.SGD(list(state.model.parameters())[1:], 0.1)
+
+
+def other_groups_and_no_names(path: Path, state: TrainState) -> None:
+    edit_optimizer(path, lambda saved: saved.pop("names"))
     groups = [{"params": [parameter]} for parameter in state.model.parameters()]
     state.optimizer = torch.optim.SGD(groups, 0.1)
+
+
+def a_short_moment(path: Path, state: TrainState) -> None:
+    def cut(saved: dict[str, Any]) -> None:
+        saved["state"][0]["momentum_buffer"] = saved["state"][0]["momentum_buffer"][:1]
+
+    edit_optimizer(path, cut)
+
+
+def edit_optimizer(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    training = torch.load(path / "training.pt")
+    edit(training["optimizer"])
+    torch.save(training, path / "training.pt")
 
 
 @pytest.mark.parametrize(
@@ -554,7 +572,9 @@ def other_groups(path: Path, state: TrainState) -> None:
         (another_version, "checkpoint.other-version", {"version": 99}),
         (another_model, "checkpoint.weights-do-not-fit", {}),
         (another_optimizer, "checkpoint.other-optimizer", {"found": "SGD", "wanted": "AdamW"}),
-        (other_groups, "checkpoint.other-parameter-groups", {"num_found": 1, "num_wanted": 6}),
+        (fewer_parameters, "checkpoint.optimizer-does-not-fit", {}),
+        (other_groups_and_no_names, "checkpoint.optimizer-does-not-fit", {}),
+        (a_short_moment, "checkpoint.optimizer-does-not-fit", {}),
     ],
 )
 def test_a_checkpoint_of_something_else_is_refused(
@@ -568,6 +588,58 @@ def test_a_checkpoint_of_something_else_is_refused(
     with raises(code, path=path, **fields) as refused:
         load_checkpoint(state, path)
     assert "\n" not in str(refused.value)
+
+
+def in_groups(scaled: Sequence[int], name: str) -> TrainState:
+    """Four equal layers, some of them with a learning rate of their own, after three steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), *(nn.Linear(48, 48, bias=False) for _ in range(4)))
+    scales = tuple(f"{layer}.*: 0.1" for layer in scaled)
+    keys = {"name": name, "lr": 0.05, "lr_scale": scales}
+    state = state_of(model, build_optimizer(model, OptimConfig.model_validate(keys)))
+    train(state, range(3))
+    return state
+
+
+def moments_of(state: TrainState) -> dict[str, Tensor]:
+    return {
+        f"{name} {key}": value
+        for name, parameter in state.model.named_parameters()
+        for key, value in state.optimizer.state[parameter].items()
+    }
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
+def test_moments_go_to_the_parameters_of_their_names(name: str, tmp_path: Path) -> None:
+    """By position they went to other ones, where groups of equal sizes had other members."""
+    state = in_groups([1, 2], name)
+    path = save_checkpoint(state, tmp_path)
+    wanted = copy.deepcopy(moments_of(state))
+    resumed = in_groups([1, 3], name)
+    load_checkpoint(resumed, path)
+    found = moments_of(resumed)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[key], value) for key, value in wanted.items())
+    groups = resumed.optimizer.param_groups
+    assert [group["lr_scale"] for group in groups] == [0.1, 1.0]
+    assert [group.get("step") for group in groups] == [3 if name == "lamb" else None] * 2
+
+
+def test_a_group_of_parameters_with_other_counts_is_refused(tmp_path: Path) -> None:
+    """Schedule-free optimizers sum up the rates of a group."""
+    pytest.importorskip("schedulefree")
+    path = save_checkpoint(in_groups([1, 2], "schedule_free_sgd"), tmp_path)
+    with raises("checkpoint.optimizer-does-not-fit", path=path):
+        load_checkpoint(in_groups([1, 3], "schedule_free_sgd"), path)
+
+
+def test_a_checkpoint_without_names_is_loaded_by_position(tmp_path: Path) -> None:
+    """As 0.2.0 wrote it."""
+    path, state = save(tmp_path, 1), state_at(0)
+    edit_optimizer(path, lambda saved: saved.pop("names"))
+    load_checkpoint(state, path)
+    wanted = moments_of(state_at(1, seed=1))
+    assert all(torch.equal(moments_of(state)[key], value) for key, value in wanted.items())
 
 
 # --- optimizers with more to save ---

@@ -13,7 +13,7 @@ checkpoints/step-00001234/
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -204,7 +204,7 @@ def _load_replica(state: TrainState, path: Path, training: dict[str, Any]) -> st
     replica = state.averager.replica
     saved = sorted((path / _REPLICAS).glob("*.pt"))
     own = training | (_load(saved[replica.number % len(saved)]) if saved else {})
-    put_optimizer(state.optimizer, own["optimizer"], path)
+    put_optimizer(state.optimizer, state.model, own["optimizer"], path)
     state.scale.load_state_dict(own["scale"])
     is_as_saved = max(len(saved), 1) == replica.total
     state.averager.load_state_dict(own["averager"] if is_as_saved else {})
@@ -227,47 +227,104 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> Non
         raise CheckpointError("checkpoint.weights-do-not-fit", path=path, reason=first) from None
 
 
-def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
-    """The state of an optimizer, with its kind, for `put_optimizer`."""
-    return {"kind": type(optimizer).__name__, **optimizer.state_dict()}
+def optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
+    """The state of an optimizer, its kind and the names of its parameters, for `put_optimizer`."""
+    names = list(_parameters(optimizer, model))
+    return {"kind": type(optimizer).__name__, "names": names, **optimizer.state_dict()}
 
 
-def put_optimizer(optimizer: Optimizer, saved: dict[str, Any], path: Path) -> None:
-    """Load moments and counts from the checkpoint at `path`; rates and such stay the recipe's."""
+def _parameters(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of an optimizer by name, in the order of its groups."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {names[p]: p for group in optimizer.param_groups for p in group["params"]}
+
+
+def put_optimizer(
+    optimizer: Optimizer, model: nn.Module, saved: dict[str, Any], path: Path
+) -> None:
+    """Load moments and counts from the checkpoint at `path`; rates and such stay the recipe's.
+
+    Each parameter gets its own. CheckpointError for another optimizer or other parameters.
+    """
     kind = type(optimizer).__name__
     if saved["kind"] != kind:
         raise CheckpointError(
             "checkpoint.other-optimizer", path=path, found=saved["kind"], wanted=kind
         )
-    groups, own_groups = saved["param_groups"], optimizer.param_groups
-    if len(groups) != len(own_groups):
-        raise CheckpointError(
-            "checkpoint.other-parameter-groups",
-            path=path,
-            num_found=len(groups),
-            num_wanted=len(own_groups),
-        )
-    merged = [
-        group | {key: own[key] for key in own if key != "params" and key not in _COUNTS}
-        for group, own in zip(groups, own_groups, strict=True)
-    ]
-    parameters = dict(enumerate(p for group in own_groups for p in group["params"]))
-    state = {
-        number: {key: _moment(value, parameters.get(number)) for key, value in own.items()}
-        for number, own in saved["state"].items()
+    own, parameters = optimizer.state_dict(), _parameters(optimizer, model)
+    numbers = _saved_numbers(saved, own["param_groups"], list(parameters), path)
+    moments = [saved["state"].get(number, {}) for number in numbers]
+    _check_shapes(moments, parameters, path)
+    group_of = {number: group for group in saved["param_groups"] for number in group["params"]}
+    for group in own["param_groups"]:
+        group |= _counts(group, [group_of[numbers[n]] for n in group["params"]], path)
+    own["state"] = {
+        number: {key: _moment(value, parameter) for key, value in moments[number].items()}
+        for number, parameter in enumerate(parameters.values())
+        if moments[number]
     }
-    try:
-        optimizer.load_state_dict({"state": state, "param_groups": merged})
-    except ValueError as error:
-        raise CheckpointError(
-            "checkpoint.optimizer-does-not-fit", path=path, reason=str(error)
-        ) from None
+    optimizer.load_state_dict(own)
 
 
-def _moment(value: Any, parameter: nn.Parameter | None) -> Any:
+def _saved_numbers(
+    saved: dict[str, Any], groups: list[dict[str, Any]], names: list[str], path: Path
+) -> list[int]:
+    """The numbers of parameters in a saved state; by position if it has no names, as of 0.2.0."""
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    if "names" not in saved:
+        found, wanted = ([len(g["params"]) for g in of] for of in (saved["param_groups"], groups))
+        if found != wanted:
+            raise _does_not_fit(path, "its groups of parameters have other sizes")
+        return numbers
+    by_name = dict(zip(saved["names"], numbers, strict=True))
+    for name in sorted(by_name.keys() ^ {*names}):
+        reason = "the recipe does not train" if name in by_name else "its run did not train"
+        raise _does_not_fit(path, f"{reason} {name}")
+    return [by_name[name] for name in names]
+
+
+def _check_shapes(
+    moments: Sequence[Mapping[str, Any]], parameters: Mapping[str, nn.Parameter], path: Path
+) -> None:
+    """CheckpointError for a moment of another shape: a fused kernel would write past its end."""
+    entries = [(key, value) for of in moments for key, value in of.items()]
+    scalars = {key for key, _ in entries} - {k for k, v in entries if getattr(v, "ndim", 0)}
+    for (name, parameter), own in zip(parameters.items(), moments, strict=True):
+        for key, value in own.items():
+            if key not in scalars and not _fits(key, value.shape, parameter.shape):
+                shape = " x ".join(map(str, value.shape))
+                raise _does_not_fit(path, f"its {key} of {name} has the shape {shape}")
+
+
+def _fits(key: str, shape: torch.Size, whole: torch.Size) -> bool:
+    if not key.startswith("exp_avg_sq_"):
+        return shape == whole
+    # Adafactor's means over rows or columns, whose dimension is 1 or is not there.
+    has_ones = len(shape) == len(whole) and all(
+        number in (1, other) for number, other in zip(shape, whole, strict=True)
+    )
+    return has_ones or shape in (whole[:-1], whole[:-2] + whole[-1:])
+
+
+def _counts(group: dict[str, Any], origins: list[dict[str, Any]], path: Path) -> dict[str, Any]:
+    """The counts of a group: those of the saved groups that its parameters come from."""
+    counts, *others = (
+        {key: value for key, value in of.items() if key in _COUNTS or key not in group}
+        for of in origins
+    )
+    if any(other != counts for other in others):
+        raise _does_not_fit(path, "parameters of one group come from groups of other counts")
+    return counts
+
+
+def _does_not_fit(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError("checkpoint.optimizer-does-not-fit", path=path, reason=reason)
+
+
+def _moment(value: Any, parameter: nn.Parameter) -> Any:
     """This rank's part of a moment, laid out as its parameter: fused kernels rely on that."""
     own = part_like(value, parameter)
-    if parameter is None or type(own) is not Tensor or own.shape != parameter.shape:
+    if type(own) is not Tensor or own.shape != parameter.shape:
         return own
     return torch.empty_like(parameter, dtype=own.dtype, device=own.device).copy_(own)
 
@@ -436,7 +493,7 @@ def _files_of_all(state: TrainState, copy: Callable[[Any], Any]) -> dict[str, An
 def _own(state: TrainState) -> dict[str, Any]:
     """The state that each replica saves, where they differ."""
     return {
-        "optimizer": optimizer_state(state.optimizer),
+        "optimizer": optimizer_state(state.optimizer, state.model),
         "averager": state.averager.state_dict(),
         "scale": state.scale.state_dict(),
     }
