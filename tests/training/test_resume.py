@@ -22,9 +22,9 @@ from tests.runs import (
 from tests.spawn import spawn, train_joined
 from tests.steps import save_checkpoint
 from tests.training.test_checkpoint import state_at
-from trainyard.config import RunConfig, load_recipe
+from trainyard.config import RunConfig, all_keys, load_recipe
 from trainyard.files import RunDirectory, check_run, find_checkpoint, write_text
-from trainyard.run.resume import claim_directory, is_new_run, resume
+from trainyard.run.resume import claim_directory, is_new_run, resume, startup_facts
 from trainyard.run.trainer import train
 from trainyard.training.step import TrainStep
 from trainyard.world import World
@@ -257,6 +257,24 @@ def train_without_loader(world: World, config: RunConfig, folder: Path) -> None:
 
     on_each_step(before=kill_loader)
     train_joined(config, folder, world)
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # values of other types
+def test_ranks_compare_all_keys_but_those_of_a_host() -> None:
+    """Ranks with other values of run.log_every or run.save_every waited for each other for ever."""
+    config, passed_over = RunConfig(), []
+    for key in all_keys():
+        section, _, name = key.partition(".")
+        values = getattr(config, section).model_copy(update={name: "another"})
+        other = startup_facts(config.model_copy(update={section: values}))
+        differ = [fact for fact, value in startup_facts(config).items() if value != other[fact]]
+        if differ != [key]:
+            passed_over.append(key)
+            # Paths may differ, but not whether there is one.
+            assert differ == ([f"a {key}"] if key in ("data.train", "data.val") else [])
+    assert {key for key in passed_over if not key.startswith("watch.")} == {
+        *("data.train", "data.val", "data.threads", "data.stage", "data.stage_gb"),
+    }
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from trainyard.compare import PRACTICAL, ROUNDING, differences
+from trainyard.compare import ROUNDING, differences
 from trainyard.config import RunConfig, load_recipe, to_toml
 from trainyard.course import Course
 from trainyard.data._native import is_built
@@ -32,6 +32,7 @@ from trainyard.files import (
     write_text,
     writing,
 )
+from trainyard.monitor.config import WatchConfig
 from trainyard.monitor.environment import describe_environment, versions
 from trainyard.parent import LAUNCHER
 from trainyard.training import checkpoint, saver
@@ -44,14 +45,28 @@ _OF_LOSS = "loss."  # of conditions on files
 _AGAIN_S = 1.0
 _LOOK_S = 0.1  # for `trainyard runs`, which takes a lock for a moment to see whether it is held
 _ROOM = 200  # bytes for the paths in a run directory: the first save would be too late to find out
+# Keys that only the process reads that has them: paths, threads, and what the first rank reports.
+_OF_A_HOST = frozenset(
+    (
+        *("data.train", "data.val", "data.threads", "data.stage", "data.stage_gb"),
+        *(f"watch.{key}" for key in WatchConfig.model_fields),
+    )
+)
 
 
 def startup_facts(config: RunConfig) -> dict[str, str]:
-    """Facts that must be equal on every rank of a run: versions, and keys that affect results."""
-    of_recipe = {k: f"{value!r}" for k, value in _values(config).items() if k not in PRACTICAL}
+    """Facts that must be equal on every rank of a run: versions, and all keys but _OF_A_HOST.
+
+    Practical keys too: by run.log_every, say, a rank knows when to exchange figures with others.
+    """
+    values = _values(config)
+    of_recipe = {k: f"{value!r}" for k, value in values.items() if k not in _OF_A_HOST}
+    is_set = {f"a {key}": str(values[key] is not None) for key in ("data.train", "data.val")}
     # Decoded pixels differ without the extension.
     extension = {"the extension in C": "built" if is_built() else "not built"}
-    return {name: f"{number}" for name, number in versions().items()} | extension | of_recipe
+    return (
+        {name: f"{number}" for name, number in versions().items()} | extension | of_recipe | is_set
+    )
 
 
 def _values(config: RunConfig) -> dict[str, Any]:
