@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import torch
+from timm.optim import get_optimizer_class
 
+from tests.errors import check as check_error
 from tests.errors import raises
 from trainyard.compare import PRACTICAL, differences
 from trainyard.config import (
@@ -15,12 +18,15 @@ from trainyard.config import (
     all_keys,
     builtin_recipes,
     check,
+    keys_set,
     load_recipe,
     override,
     to_toml,
     tree_as_toml,
 )
+from trainyard.errors import TrainyardError
 from trainyard.image_size import height_width
+from trainyard.optim.config import _TAKEN_BY, NAMES, keys_of_others
 from trainyard.run.build import build_run_model
 
 BUILTIN = sorted(builtin_recipes())
@@ -49,10 +55,13 @@ def test_an_empty_recipe_is_all_defaults(recipe: RecipeWriter) -> None:
 
 def test_toml_values(recipe: RecipeWriter) -> None:
     config = load_recipe(
-        recipe("mine.toml", "[optim]\nlr = 1\nbetas = [0.8, 0.9]\n[data]\nmean = [0, 0.5, 1]\n")
+        recipe(
+            "mine.toml",
+            "[optim]\nlr = 1\n[augment]\nscale = [0.8, 0.9]\n[data]\nmean = [0, 0.5, 1]\n",
+        )
     )
     assert config.optim.lr == 1.0
-    assert config.optim.betas == (0.8, 0.9)
+    assert config.augment.scale == (0.8, 0.9)
     assert config.data.mean == (0.0, 0.5, 1.0)
 
 
@@ -66,7 +75,7 @@ def test_toml_values(recipe: RecipeWriter) -> None:
         ("optim.lr", "2", 2.0),
         ("optim.betas", "0.8,0.9", (0.8, 0.9)),
         ("optim.betas", "[0.8, 0.9]", (0.8, 0.9)),
-        ("optim.nesterov", "true", True),
+        ("optim.compile", "true", True),
         ("optim.name", "adamw", "adamw"),
         ("schedule.name", '"linear"', "linear"),
         ("batch.micro", "auto", "auto"),
@@ -254,11 +263,11 @@ def test_a_key_that_is_gone_is_dropped_from_the_recipes_of_older_runs(
 
 
 def test_extends_a_file_beside_it(recipe: RecipeWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe("base.toml", 'extends = "digits"\n[optim]\nlr = 0.5\nmomentum = 0.5\n')
+    recipe("base.toml", 'extends = "digits"\n[optim]\nlr = 0.5\neps = 0.5\n')
     child = recipe("child.toml", 'extends = "base.toml"\n[optim]\nlr = 0.25\n')
     monkeypatch.chdir("/")
     config = load_recipe(child)
-    assert (config.optim.lr, config.optim.momentum) == (0.25, 0.5)
+    assert (config.optim.lr, config.optim.eps) == (0.25, 0.5)
     assert config.model.name == load_recipe("digits").model.name
 
 
@@ -325,16 +334,88 @@ def test_another_schedule_drops_the_steps_of_a_config() -> None:
         ("data.stage_gb", "10", {"data.stage": "disk"}),
     ],
 )
-def test_an_override_that_changes_nothing_is_refused(
-    key: str, value: str, needed: dict[str, str], tmp_path: Path
+def test_a_key_that_changes_nothing_is_refused(
+    key: str, value: str, needed: dict[str, str], recipe: RecipeWriter
 ) -> None:
-    (tmp_path / "bare.toml").write_text("")
-    bare = str(tmp_path / "bare.toml")
+    """By an option and in a file, where it was passed over."""
+    bare = recipe("bare.toml", "")
     with raises("recipe.needs-another-key", key=key):
         load_recipe(bare, {key: value})
-    load_recipe(bare, needed | {key: value})
+    section, _, name = key.partition(".")
+    whole = load_recipe(bare, needed | {key: value})
+    alone = {section: {name: keys_set(whole)[section][name]}}
+    with raises("recipe.invalid-file") as refused:
+        load_recipe(recipe("alone.toml", tree_as_toml(alone)))
+    error = refused.value.fields["error"]
+    assert isinstance(error, TrainyardError)
+    check_error(error, "recipe.needs-another-key", key=key)
     usual = all_keys()[key].default
     load_recipe(bare, {key: "none" if usual is None else json.dumps(usual).strip('"')})
+    # Without the key that it needs, that of the recipe below has no effect either, and goes.
+    own = recipe("own.toml", to_toml(whole))
+    assert load_recipe(own) == whole
+    defaults = ((other, all_keys()[other].default) for other in needed)
+    unset = {other: "none" if usual is None else str(usual) for other, usual in defaults}
+    assert load_recipe(own, unset) == RunConfig()
+
+
+OF_OPTIMIZERS = [
+    ("adamw", "momentum", 0.5),
+    ("adamw", "nesterov", False),
+    ("adamw", "trust_clip", True),
+    ("sgd", "betas", [0.5, 0.6]),
+    ("lion", "eps", 1e-6),
+    ("lars", "bias_correction", False),
+    ("lamb", "trust_coefficient", 0.1),
+    ("accum_adam", "schedule_free_r", 2.0),
+    ("schedule_free_sgd", "accum_iter", 8),
+    ("schedule_free_sgd", "eps", 1e-6),
+    ("adopt", "momentum", 0.5),
+    ("rmsprop", "betas", [0.5, 0.6]),
+]
+
+
+@pytest.mark.parametrize(("name", "key", "value"), OF_OPTIMIZERS)
+def test_keys_of_another_optimizer_are_refused(
+    name: str, key: str, value: object, recipe: RecipeWriter
+) -> None:
+    """They were passed over. A recipe that changes the optimizer drops those of the one below."""
+    constant = {"schedule": {"name": "constant"}}
+    both = constant | {"optim": {"name": name, key: value}}
+    with raises("recipe.invalid-value", key=f"optim.{key}"):
+        check(both)
+    with raises("recipe.invalid-file"):
+        load_recipe(recipe("both.toml", tree_as_toml(both)))
+    taken = {"momentum": "sgd", "nesterov": "sgd", "betas": "adam", "eps": "adam"}
+    taken |= {"trust_clip": "lars", "bias_correction": "lamb", "trust_coefficient": "lars"}
+    taken |= {"schedule_free_r": "schedule_free_sgd", "accum_iter": "accum_adam"}
+    base = constant | {"optim": {"name": taken[key], key: value}}
+    path = recipe("base.toml", tree_as_toml(base))
+    assert load_recipe(path) != load_recipe(path, {"optim.name": name})
+    other = recipe("other.toml", f'extends = "base.toml"\n[optim]\nname = "{name}"\n')
+    expected = check(constant | {"optim": {"name": name}})
+    assert load_recipe(path, {"optim.name": name}) == load_recipe(other) == expected
+
+
+def test_every_key_of_an_optimizer_is_taken_by_timm() -> None:
+    for name in set(NAMES) - {*("accum_adam", "accum_adamw")}:
+        if not name.startswith("schedule_free"):
+            taken = signature(get_optimizer_class(name, bind_defaults=False)).parameters
+            in_timm = {"trust_coefficient": "trust_coeff"}
+            keys = [*_TAKEN_BY.keys() - {"accum_iter", "schedule_free_r"}]
+            assert keys_of_others(name) & {*keys} == {
+                key for key in keys if in_timm.get(key, key) not in taken
+            }
+
+
+def test_keys_without_effect_of_an_older_run_are_dropped(recipe: RecipeWriter) -> None:
+    """Its release took them, and the run is still to be evaluated and resumed."""
+    tree: dict[str, Any] = {"optim": {"name": "adamw", "momentum": 0.5}, "model": {"ema_cpu": True}}
+    path = recipe("recipe.toml", tree_as_toml(tree))
+    with raises("recipe.invalid-file"):
+        load_recipe(path)
+    recipe("environment.json", "{}")
+    assert load_recipe(path) == check({"optim": {"name": "adamw"}})
 
 
 # Where a key takes neither its other choices, nor a small number, nor a short time.
@@ -383,10 +464,20 @@ NEEDED = {
         *("model.linear_probe", "model.freeze_statistics"),
     ),
     ("model.ema_decay", "0.9"): ("model.ema_warmup", "model.ema_cpu"),
-    ("schedule.warmup", "9 steps"): ("schedule.warmup_from", "schedule.warmup_ends"),
+    ("optim.name", "sgd"): ("optim.momentum", "optim.nesterov"),
+    ("optim.name", "lamb"): ("optim.trust_clip", "optim.bias_correction"),
+    ("optim.name", "lars"): ("optim.trust_coefficient",),
+    ("optim.name", "accum_adam"): ("optim.accum_iter",),
+    ("optim.name", "schedule_free_sgd"): ("optim.schedule_free_r",),
+    ("schedule.name", "constant"): ("optim.schedule_free_r",),
+    ("schedule.warmup", "9 steps"): (
+        *("schedule.warmup_from", "schedule.warmup_ends", "schedule.warmup_prefix"),
+    ),
     ("augment.erasing", "0.5"): ("augment.erasing_mode",),
     ("augment.cutmix", "0.5"): ("augment.mix_mode", "augment.mix_prob", "augment.switch_prob"),
+    ("augment.mixup", "0.5"): ("augment.switch_prob",),
     ("data.stage", "disk"): ("data.stage_gb",),
+    ("data.val_share", "0.1"): ("data.val_seed",),
     ("data.order", "join"): ("data.samples",),
     ("data.mean", str([0.485, 0.456, 0.406])): ("data.channels",),
     ("data.std", str([0.229, 0.224, 0.225])): ("data.channels",),

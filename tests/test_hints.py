@@ -62,7 +62,10 @@ def test_other_trainers_names_lead_to_values_that_are_valid(name: str) -> None:
         assert f"--{target}" in options_of_training() or target == "CUDA_VISIBLE_DEVICES"
         return
     assert not ignoring_punctuation(name, all_keys()), "the key has that name itself"
-    override(RunConfig(), {target: form.format(VALUES.get(target, "1"))})
+    value = {target: form.format(VALUES.get(target, "1"))}
+    override(
+        RunConfig(), ({"optim.name": "adamw"} | value) if target != "optim.momentum" else value
+    )
 
 
 @pytest.mark.parametrize("trainer", ["timm", "torchvision"])

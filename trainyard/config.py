@@ -20,10 +20,16 @@ from trainyard.course import Duration, Interval, Length, amount_of
 from trainyard.data.augment.config import AugmentConfig
 from trainyard.data.config import DataConfig, Locations
 from trainyard.errors import RecipeError
+from trainyard.files import RunDirectory
 from trainyard.hints import did_you_mean, from_other_trainer, ignoring_punctuation
 from trainyard.model.config import ModelConfig
 from trainyard.monitor.config import WatchConfig
-from trainyard.optim.config import OptimConfig, ScheduleConfig
+from trainyard.optim.config import (
+    OptimConfig,
+    ScheduleConfig,
+    keys_of_other_schedules,
+    keys_of_others,
+)
 from trainyard.section import Section
 from trainyard.training.config import LossConfig
 
@@ -31,17 +37,20 @@ _RENAMED = {"run.max_silence": "run.hang_timeout"}  # old names of keys, which a
 _GONE = {"watch.trackio": False}  # keys in the recipe of every older run, which are dropped there
 _VALIDATION = ("val", "val_fold", "val_share")  # keys of [data]: the first one that is set is used
 _DIVISION = ("data.val_share", "data.val_fold", "data.val_seed")  # of data without val data
-_NEEDS: dict[str, tuple[str, ...]] = {
-    "model.ema_warmup": ("model.ema_decay",),
-    "model.ema_cpu": ("model.ema_decay",),
-    "schedule.warmup_from": ("schedule.warmup",),
-    "schedule.warmup_ends": ("schedule.warmup",),
-    "augment.erasing_mode": ("augment.erasing",),
-    "augment.mix_mode": ("augment.mixup", "augment.cutmix"),
-    "augment.mix_prob": ("augment.mixup", "augment.cutmix"),
-    "augment.switch_prob": ("augment.mixup", "augment.cutmix"),
-    "data.stage_gb": ("data.stage",),
-}
+_MIXING = ("augment.mixup", "augment.cutmix")
+_NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("model.ema_warmup", ("model.ema_decay",)),
+    ("model.ema_cpu", ("model.ema_decay",)),
+    ("schedule.warmup_from", ("schedule.warmup",)),
+    ("schedule.warmup_ends", ("schedule.warmup",)),
+    ("schedule.warmup_prefix", ("schedule.warmup",)),
+    ("augment.erasing_mode", ("augment.erasing",)),
+    ("augment.mix_mode", _MIXING),
+    ("augment.mix_prob", _MIXING),
+    *(("augment.switch_prob", (key,)) for key in _MIXING),
+    ("data.stage_gb", ("data.stage",)),
+    ("data.val_seed", ("data.val_share", "data.val_fold")),
+)
 """Keys that have an effect only where one of some others is set."""
 _SHAPES = ("tuple_type", "missing", "too_long")  # pydantic's errors about the length of a list
 
@@ -136,11 +145,8 @@ def load_recipe(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunC
     """
     path, overrides = find_recipe(recipe), overrides or {}
     tree = _load_tree(path, seen=())
-    _forget(tree, overrides)
     try:
-        config = _overridden(tree, overrides)
-        _check_needs(config, overrides)
-        return config
+        return _overridden(tree, overrides)
     except RecipeError as error:
         about = str(error).partition("; did you mean")[0]
         is_overridden = any(
@@ -155,9 +161,7 @@ def load_recipe(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunC
 
 def override(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
     """A recipe with some values replaced, as in `load_recipe`."""
-    tree = keys_set(config)
-    _forget(tree, overrides)
-    return _overridden(tree, overrides)
+    return _overridden(keys_set(config), overrides)
 
 
 def keys_set(config: RunConfig) -> dict[str, Any]:
@@ -199,14 +203,32 @@ def refuse_beside_data(keys: Collection[str], names: Collection[str]) -> None:
 
 
 def _overridden(tree: dict[str, Any], overrides: Mapping[str, Any]) -> RunConfig:
+    changes = {}
     for key, value in overrides.items():
-        section, _, name = _RENAMED.get(key, key).partition(".")
-        if not name:
+        key = _RENAMED.get(key, key)
+        if not key.partition(".")[2]:
             raise _unknown(key, value)
-        values = tree.setdefault(section, {})
-        if isinstance(values, dict):  # otherwise the check below raises
-            values[name] = _value(f"{section}.{name}", value) if isinstance(value, str) else value
-    return check(tree)
+        changes[key] = _value(key, value) if isinstance(value, str) else value
+    return check(_changed(tree, changes))
+
+
+def _changed(tree: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe with changes, and without keys of its own that these make pointless."""
+    changed = {s: {**values} if isinstance(values, dict) else values for s, values in tree.items()}
+    for key, value in changes.items():
+        section, _, name = key.partition(".")
+        values = changed.setdefault(section, {})
+        if isinstance(values, dict):  # otherwise `check` raises
+            values[name] = value
+    pointless = _without_effect(changed) - _without_effect(tree) | _superseded(tree, changes)
+    _drop(changed, pointless - changes.keys())
+    return changed
+
+
+def _drop(tree: dict[str, Any], keys: Collection[str]) -> None:
+    for section, _, name in (key.partition(".") for key in keys):
+        if isinstance(values := tree.get(section), dict):
+            values.pop(name, None)
 
 
 def find_recipe(recipe: str) -> Path:
@@ -240,6 +262,8 @@ def check(tree: dict[str, Any]) -> RunConfig:
         raise _first_fault(error) from None
     except TypeError as error:  # for example a TOML date
         raise RecipeError("recipe.not-plain-values", reason=str(error)) from None
+    for key, others in _unmet_needs(config.model_dump()).items():
+        raise RecipeError("recipe.needs-another-key", key=key, others=others)
     _check_order(config)
     _check_initial_weights(config)
     _check_balance(config)
@@ -285,18 +309,33 @@ def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _check_needs(config: RunConfig, overrides: Mapping[str, Any]) -> None:
-    """RecipeError for an override that changes nothing, as the key that it needs is not set."""
-    fields, values = all_keys(), config.model_dump()
+def _unmet_needs(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Keys of a recipe that change nothing, and the ones that they need."""
+    fields = all_keys()
 
     def is_set(key: str) -> bool:
         section, _, name = key.partition(".")
-        return bool(values[section][name] != fields[key].default)
+        values = tree.get(section)
+        value = values.get(name) if isinstance(values, dict) else None
+        return value not in (None, "none", fields[key].default)
 
-    for key in overrides:
-        others = _NEEDS.get(key, ())
-        if others and is_set(key) and not any(map(is_set, others)):
-            raise RecipeError("recipe.needs-another-key", key=key, others=" or ".join(others))
+    needs = ((key, others) for key, others in _NEEDS if is_set(key))
+    return {key: " or ".join(others) for key, others in needs if not any(map(is_set, others))}
+
+
+def _without_effect(tree: Mapping[str, Any]) -> set[str]:
+    """Keys that change nothing beside the others of a recipe, or that `check` refuses there."""
+    names = {
+        section: values["name"]
+        for section, values in tree.items()
+        if isinstance(values, dict) and isinstance(values.get("name"), str)
+    }
+    unused = {
+        "optim": keys_of_others(names.get("optim", OptimConfig().name)),
+        "schedule": keys_of_other_schedules(names.get("schedule", ScheduleConfig().name)),
+    }
+    of_names = {f"{section}.{key}" for section, keys in unused.items() for key in keys}
+    return of_names | _unmet_needs(tree).keys()
 
 
 def _check_order(config: RunConfig) -> None:
@@ -471,6 +510,8 @@ def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         if isinstance(values := tree.get(section), dict) and values.get(name) is value:
             del values[name]
     parent = tree.pop("extends", None)
+    if path == RunDirectory(path.parent).recipe and RunDirectory(path.parent).environment.exists():
+        _drop(tree, _without_effect(tree))  # an older release took them
     if parent is None:
         return tree
     beside = path.parent / str(parent)
@@ -480,38 +521,25 @@ def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise RecipeError("recipe.base-not-found", path=path, error=error) from None
     base = _load_tree(base_path, (*seen, path))
     for section, values in tree.items():
-        if isinstance(values, dict) and isinstance(base.get(section), dict):
-            _forget(base, {f"{section}.{key}": value for key, value in values.items()})
-            base[section] |= values
-        else:
+        if not isinstance(values, dict):
             base[section] = values
-    return base
+    changes = ((section, of) for section, of in tree.items() if isinstance(of, dict))
+    return _changed(base, {f"{s}.{key}": value for s, of in changes for key, value in of.items()})
 
 
-def _forget(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Drop the keys of a recipe that changes make pointless.
+def _superseded(tree: dict[str, Any], changes: Mapping[str, Any]) -> set[str]:
+    """Keys of [data] that mean something else, or come first, beside changes.
 
     data.crop_pct where they set another data.fit: it means another share. Validation data that
-    would go before those that they set. The keys of a schedule where they set another that has not
-    these.
+    would go before those that they set.
     """
-    name, schedule = changes.get("schedule.name"), tree.get("schedule")
-    if name is not None and isinstance(schedule, dict):
-        unused = set() if name == "step" else {"milestones", "gamma"}
-        unused |= {"decay", "min_lr", "warmup_prefix"} if name in ("step", "constant") else set()
-        for key in unused:
-            schedule.pop(key, None)
     data, fit = tree.get("data"), changes.get("data.fit")
     if not isinstance(data, dict):
-        return
+        return set()
     wanted = [key for key in _VALIDATION if changes.get(f"data.{key}") not in (None, "none")]
-    for key in _VALIDATION[: _VALIDATION.index(wanted[0])] if wanted else ():
-        data.pop(key, None)
-    if fit is None or "data.crop_pct" in changes:
-        return
-    fit = _value("data.fit", fit) if isinstance(fit, str) else fit
-    if fit != data.get("fit", DataConfig.model_fields["fit"].default):
-        data.pop("crop_pct", None)
+    before = _VALIDATION[: _VALIDATION.index(wanted[0])] if wanted else ()
+    is_other_fit = fit not in (None, data.get("fit", DataConfig.model_fields["fit"].default))
+    return {f"data.{key}" for key in (*before, *("crop_pct",) * is_other_fit)}
 
 
 def _rename(tree: dict[str, Any], path: Path) -> None:

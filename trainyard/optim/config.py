@@ -1,6 +1,7 @@
 """The [optim] and [schedule] sections of a recipe."""
 
 import re
+from inspect import signature
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
@@ -54,6 +55,42 @@ def _checked_name(name: str) -> str:
     return name
 
 
+_ADAMS = ("adam", "adamw", "lamb", "muon", "accum_adam", "accum_adamw", "schedule_free_adamw")
+# The optimizers of NAMES that take a key.
+_TAKEN_BY: dict[str, tuple[str, ...]] = {
+    "momentum": ("sgd", "lars", "muon"),
+    "nesterov": ("sgd", "lars", "muon"),
+    "betas": (*_ADAMS, "lion", "schedule_free_sgd"),
+    "eps": (*_ADAMS, "lars"),
+    "accum_iter": ("accum_adam", "accum_adamw"),
+    "trust_coefficient": ("lars",),
+    "trust_clip": ("lamb", "lars"),
+    "bias_correction": ("lamb",),
+    "schedule_free_r": ("schedule_free_sgd", "schedule_free_adamw"),
+}
+
+
+def keys_of_others(name: str) -> set[str]:
+    """Keys of [optim] that an optimizer does not take; none if there is no such optimizer."""
+    if name in NAMES:
+        return {key for key, names in _TAKEN_BY.items() if name not in names}
+    if name not in optimizer_names():
+        return set()
+    from timm.optim import get_optimizer_class
+
+    taken = signature(get_optimizer_class(name, bind_defaults=False)).parameters
+    in_timm = {"trust_coefficient": "trust_coeff"}
+    return {key for key in _TAKEN_BY if in_timm.get(key, key) not in taken}
+
+
+def keys_of_other_schedules(name: str) -> set[str]:
+    """Keys of [schedule] that a schedule does not take."""
+    unused = set() if name == "step" else {"milestones", "gamma"}
+    return unused | (
+        {"decay", "min_lr", "warmup_prefix"} if name in ("step", "constant") else set()
+    )
+
+
 PatternFactor = Annotated[str, AfterValidator(_checked_factor)]
 
 
@@ -62,7 +99,7 @@ class OptimConfig(Section):
     """The optimizer: sgd, adam, adamw, lamb, lars, lion, muon, another one of timm such as nadamw,
     adan or adopt, accum_adam, accum_adamw, schedule_free_sgd or schedule_free_adamw. Keys below
     that are not set have the default of the optimizer's library; keys that it does not have are
-    not used."""
+    refused."""
     lr: float = Field(0.1, gt=0)
     """Peak learning rate for the whole global batch; no automatic scaling."""
     weight_decay: float = Field(1e-4, ge=0)
@@ -108,6 +145,15 @@ class OptimConfig(Section):
     above 0, late steps count more."""
     compile: bool = False
     """Compile the update with torch.compile."""
+
+    @field_validator(*_TAKEN_BY)
+    @classmethod
+    def _is_taken(cls, value: object, others: ValidationInfo) -> object:
+        key, name = str(others.field_name), others.data.get("name")
+        is_set = value != cls.model_fields[key].default
+        if is_set and name is not None and key in keys_of_others(name):
+            raise ValueError(f"{name} does not have it: leave it out")
+        return value
 
     @field_validator("nesterov")
     @classmethod
