@@ -34,6 +34,7 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from trainyard.config import RunConfig
 from trainyard.data._native import own_decoder
 from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
 from trainyard.data.decode.decode import decode_batch
@@ -46,27 +47,32 @@ Recipe = dict[str, Any]  # by section.key
 
 # --- the recipe, its random numbers, and the order of samples ---
 
+# Keys that this file computes, some of them for a few values alone, and keys that change no weight.
+# All others have their defaults.
 KNOWN = """
-model.name model.options model.drop_path model.ema_decay data.train data.val data.image_size
-data.eval_size data.crop_pct data.channels data.mean data.std data.interpolation augment.scale
-augment.ratio augment.flip augment.flip_mode augment.translate augment.mixup augment.cutmix
-augment.mix_prob augment.switch_prob augment.label_smoothing optim.name optim.lr optim.weight_decay
+model.name model.options model.drop_path model.ema_decay data.train data.val data.image_size=[0-9]*
+data.eval_size=[0-9]* data.crop_pct data.channels data.mean data.std data.interpolation
+augment.scale augment.ratio augment.flip augment.flip_mode augment.translate augment.mixup
+augment.cutmix augment.mix_prob augment.switch_prob augment.label_smoothing optim.name=sgd
+optim.name=lamb optim.name=adam optim.name=adamw optim.name=accum_adam optim.lr optim.weight_decay
 optim.momentum optim.nesterov optim.betas optim.eps optim.accum_iter optim.trust_clip
-optim.bias_correction optim.decay optim.lr_scale optim.clip_norm schedule.name schedule.per
-schedule.warmup schedule.warmup_from schedule.warmup_ends schedule.min_lr batch.size batch.micro
-batch.precision average.name average.topology run.* watch.* data.threads data.max_bad
-augment.erasing_mode schedule.gamma loss.distillation* loss.temperature loss.focal_gamma
-model.channels_last=True model.compile=off data.order=exact data.repeats=1 data.decode=cpu
-augment.mix_mode=batch optim.backbone_lr=1.0 loss.name=ce schedule.warmup_prefix=True data.fit=crop
+optim.bias_correction optim.decay optim.lr_scale optim.clip_norm schedule.name=cosine
+schedule.name=linear schedule.name=constant schedule.per schedule.warmup schedule.warmup_from
+schedule.warmup_ends schedule.min_lr batch.size batch.micro batch.precision=fp32
+batch.precision=bf16 average.name=allreduce average.name=gossip
+average.topology=one-peer-exponential run.length run.seed run.eval_every run.log_every
+run.save_every run.keep run.best_by run.max_* run.hang_timeout watch.* data.threads data.max_bad
 """
 
 
 def read_recipe(path: Path) -> Recipe:
-    tree = tomllib.loads(path.read_text())
+    tree, usual = tomllib.loads(path.read_text()), RunConfig().model_dump(mode="json")
     recipe = {f"{section}.{key}": v for section, keys in tree.items() for key, v in keys.items()}
     for key, value in recipe.items():
-        names = (key, f"{key}={value}")
-        if value and not any(fnmatchcase(n, known) for n in names for known in KNOWN.split()):
+        section, _, name = key.partition(".")
+        if value != usual.get(section, {}).get(name) and not any(
+            fnmatchcase(text, known) for text in (key, f"{key}={value}") for known in KNOWN.split()
+        ):
             sys.exit(f"{path}: {key} = {value!r} is not known here")
     recipe["mixes"] = bool(recipe["augment.mixup"] or recipe["augment.cutmix"])
     return recipe
@@ -188,8 +194,10 @@ def build_model(recipe: Recipe, data: Images) -> Any:
         options["img_size"] = recipe["data.image_size"]
     torch.manual_seed(recipe["run.seed"])
     model: Any = timm.create_model(recipe["model.name"], **options)
-    if hasattr(model, "adapt_to"):  # it starts from the first images of the run
-        ids, epochs = order(recipe["run.seed"], len(data.paths), np.arange(4096))
+    if hasattr(model, "adapt_to"):  # it starts from the first batches of the run
+        size = min(recipe["batch.size"], 4096)
+        positions = np.arange(math.ceil(4096 / size) * size)
+        ids, epochs = order(recipe["run.seed"], len(data.paths), positions)
         model.adapt_to(normalised(recipe, data.pixels(recipe, ids, epochs)).float())
     return model.to(memory_format=torch.channels_last).train()
 
@@ -393,6 +401,8 @@ class Trainer:
         if not self.groups and WORLD > 1:
             all_reduce(self.model, count)
         norm = get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        if not norm.isfinite():
+            sys.exit(f"step {step}: a gradient that is not finite, whose update a run would skip")
         if self.groups:  # the gradient is that of the weights before they mix
             for parameter in self.parameters:
                 dist.all_reduce(parameter.data, group=self.groups[step % len(self.groups)])
