@@ -75,3 +75,15 @@ def test_blocks_find_the_pairs_of_the_whole(block: int) -> None:
     assert (least[:, 0] < least[:, 1]).all()
     best = near_duplicates(vectors, 0.8, most=5, block_rows=block)
     assert best.cosines.tolist() == found.cosines[:5].tolist()
+
+
+@pytest.mark.parametrize("columns", [3, 64, 2048])
+def test_a_row_and_its_copy_have_a_cosine_of_one(columns: int) -> None:
+    """Their product is a rounding below 1; rows of zeros have no pair, even of a cosine of 0."""
+    rows = np.random.default_rng(0).normal(size=(60, columns)).astype(np.float32)
+    scales = np.geomspace(1e-3, 1e3, 60, dtype=np.float32)[:, None]
+    found = near_duplicates(np.concatenate([rows, scales * rows]), 1.0)
+    assert sorted(map(tuple, found.numbers.tolist())) == [(n, n + 60) for n in range(60)]
+    assert found.cosines.max() <= 1
+    rows[[7, 9]] = 0
+    assert not np.isin(near_duplicates(rows, 0.0).numbers, [7, 9]).any()

@@ -21,6 +21,7 @@ from trainyard.files import (
     atomic_write,
     cache_folder,
     disk_error,
+    json_object,
     sha256,
     write_text,
 )
@@ -262,3 +263,14 @@ def test_all_files_of_a_run_have_the_mode_that_the_umask_says(
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in files}
     assert {"model.safetensors", "ema.safetensors", ".lock", "report.html"} <= modes.keys()
     assert {*modes.values()} == {0o666 & ~umask}
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_number_of_json_that_is_not_finite_is_missing(number: str) -> None:
+    assert json_object(f'{{"a": [{number}, 1.5, -2]}}') == {"a": [None, 1.5, -2]}
+
+
+@pytest.mark.parametrize("number", ["9" * 400, "-" + "9" * 20, "9" * 5000, "1e101", "-1e308"])
+def test_a_number_of_json_that_no_run_has_is_refused(number: str) -> None:
+    with pytest.raises(ValueError):
+        json_object(f'{{"a": {{"b": {number}}}}}')

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize_scalar
 from timm import create_model
 from torch.nn import functional as F
 
@@ -35,6 +36,40 @@ def test_the_temperature_of_a_model_that_is_too_sure() -> None:
     at = [F.cross_entropy(logits_NC[2:] / each, labels[2:]) for each in (0.98, 1, 1.02)]
     best = [F.cross_entropy(logits_NC[2:] / (found * by), labels[2:]) for by in (0.98, 1, 1.02)]
     assert best[1] < min(best[0], best[2], *at)
+
+
+@pytest.mark.parametrize("samples", [20, 100, 2000])
+@pytest.mark.parametrize("sharpness", [0.4, 1.0, 2.5])
+def test_it_has_the_lowest_cross_entropy_of_all(samples: int, sharpness: float) -> None:
+    """Also of few images, and of a model that is not sure enough; beside SciPy's minimum."""
+    generator = torch.Generator().manual_seed(samples)
+    logits_NC = 2 * torch.randn(samples, 4, generator=generator)
+    labels = torch.multinomial(logits_NC.softmax(1), 1, generator=generator)[:, 0]
+    logits_NC *= sharpness
+
+    def loss(log_temperature: float) -> float:
+        logits = logits_NC.double() / np.exp(log_temperature)
+        return float(F.cross_entropy(logits, labels))
+
+    best = minimize_scalar(loss, bounds=np.log([0.05, 20]), method="bounded").x
+    found = best_temperature(scores(logits_NC), labels)
+    assert found == pytest.approx(np.exp(best), rel=1e-3)
+    assert loss(np.log(found)) <= min(loss(0), loss(best) + 1e-6)
+
+
+@pytest.mark.parametrize("samples", [3, 20, 400])
+@pytest.mark.parametrize("logit", [0.5, 3.0, 12.0])
+def test_a_model_without_errors_gets_no_higher_loss(samples: int, logit: float) -> None:
+    labels = torch.arange(samples) % 3
+    logits_NC = logit * F.one_hot(labels, 3).float()
+    found = best_temperature(scores(logits_NC), labels)
+    assert 0.05 < found <= 1
+    assert F.cross_entropy(logits_NC / found, labels) <= F.cross_entropy(logits_NC, labels)
+
+
+def test_without_a_finite_score_there_is_none() -> None:
+    logits_NC = torch.full((4, 3), torch.nan)
+    assert best_temperature(scores(logits_NC), torch.arange(4) % 3) == 1
 
 
 def test_a_model_without_errors_is_not_certain() -> None:

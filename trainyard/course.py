@@ -17,8 +17,9 @@ from pydantic import AfterValidator
 from trainyard.errors import RecipeError
 from trainyard.image_size import ImageSize, parse_size
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(steps?|epochs?|samples?|%)")
-_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(seconds?|minutes?|hours?)")
+_NUMBER = r"(\d{1,15}(?:\.\d{1,15})?)"  # so many digits a float holds
+_DURATION = re.compile(rf"{_NUMBER}\s*(steps?|epochs?|samples?|%)")
+_TIME = re.compile(rf"{_NUMBER}\s*(seconds?|minutes?|hours?)")
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600}
 _STAGE = re.compile(rf"({_DURATION.pattern})\s*:\s*([1-9]\d*)")
 _SIZE_STAGE = re.compile(

@@ -204,14 +204,32 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def json_object(text: str | bytes) -> dict[str, Any]:
-    """The object that a JSON text holds. ValueError for anything else."""
+    """The object that a JSON text of a run holds. ValueError for anything else.
+
+    A number is None if it is NaN or infinite, and a ValueError if no quantity of a run is so large.
+    """
     try:
-        found = json.loads(text)
+        found = json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_float)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(found, dict):
         raise ValueError("is not a JSON object")
     return found
+
+
+def _integer(digits: str) -> Any:
+    return _bounded(int(digits), 2**63 - 1)  # the largest of NumPy and torch
+
+
+def _float(digits: str) -> Any:
+    number = finite(float(digits))
+    return None if number is None else _bounded(number, 1e100)  # whose square is finite
+
+
+def _bounded(number: Any, largest: float) -> Any:
+    if abs(number) > largest:
+        raise ValueError(f"a number is beyond {largest:.3g}")
+    return number
 
 
 def why_unreadable(error: Exception) -> str:

@@ -49,7 +49,31 @@ def test_a_line_of_another_kind_is_named(tmp_path: Path, line: str) -> None:
         read_history(path)
 
 
-@pytest.mark.parametrize("top1", ["x", None, [0.5]])
+@pytest.mark.parametrize(
+    "values",
+    [
+        *('"step": true', '"step": -1', '"step": 1.5', '"step": 9223372036854775807'),
+        *('"step": 1, "top1": 1.01', '"step": 1, "ema_0.9_top5": -0.1', '"step": 1, "map": "x"'),
+        *('"step": 1, "time": -1', '"step": 1, "epoch": 1e30', '"step": 1, "evaluated": []'),
+        f'"step": 1, "loss": {"9" * 400}',
+    ],
+)
+def test_a_number_out_of_range_is_named(tmp_path: Path, values: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"kind": "val", {values}}}\n')
+    with raises("run.not-a-report", path=path, line=1):
+        read_history(path)
+
+
+def test_a_score_that_is_not_finite_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"kind": "val", "step": 1, "top1": NaN, "ema_top1": 0.5, "loss": Infinity}\n')
+    (report,) = read_history(path).val
+    assert report == {"kind": "val", "step": 1, "top1": None, "ema_top1": 0.5, "loss": None}
+    assert score(report, "top1") == 0.5
+
+
+@pytest.mark.parametrize("top1", ["x", None, [0.5], True])
 def test_a_score_that_is_no_number_is_below_all(top1: object) -> None:
     assert score({"top1": top1}, "top1") == -1.0
     assert score({"top1": top1, "ema_top1": 0.0}, "top1") == 0.0

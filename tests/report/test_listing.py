@@ -100,17 +100,25 @@ def test_where_runs_are_sought(tmp_path: Path) -> None:
 
 
 DAMAGED = {
-    "metrics.jsonl": ['{"kind": "val", "step": "x"}\n', "[]\n", "\0\n", '{"kind": "train", \n'],
-    "recipe.toml": ["[", "a" * 10],
+    "metrics.jsonl": [
+        *('{"kind": "val", "step": "x"}\n', "[]\n", "\0\n", '{"kind": "train", \n'),
+        f'{{"kind": "val", "step": 3, "top1": {"9" * 400}}}\n',
+        '{"kind": "val", "step": 3, "epoch": "\\u001b[2J", "time": []}\n',
+    ],
+    "recipe.toml": ["[", "a" * 10, f"[run]\nseed = 0x{'f' * 9999}", "[run]\nseed = 07:32:00"],
 }
 ODD = {
     "metrics.jsonl": [
         '{"kind": "val", "step": 3, "top1": 1e999, "epoch": 1e999, "time": -1e999}\n',
-        '{"kind": "val", "step": 3, "top1": NaN, "epoch": "\\u001b[2J", "time": []}\n',
         '{"kind": "event", "step": 3, "event": {}, "message": 1}\n',
         "half a li",
     ],
-    "recipe.toml": ["", "[run]\nbest_by = 3\nlength = [1]\n[model]\nname = 1\n", "run = 1"],
+    "recipe.toml": [
+        "",
+        f'[run]\nlength = "{"9" * 400} steps"',
+        "[run]\nbest_by = 3\nlength = [1]\n[model]\nname = 1\n",
+        "run = 1",
+    ],
     "environment.json": ["[]", '{"command": {}}', '{"command": ["train"]}', '{"command": [1]}'],
 }
 CASES = [(kind, name, text) for kind in (DAMAGED, ODD) for name in kind for text in kind[name]]

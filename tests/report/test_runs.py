@@ -1,4 +1,5 @@
 import json
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from tests.errors import raises
 from tests.report.conftest import STEPS
 from tests.report.histories import record_some, train_report, write_run
 from trainyard.compare import PRACTICAL
+from trainyard.report.page import page
 from trainyard.report.runs import counted, differences, groups_of, read_runs
 
 pytestmark = pytest.mark.slow
@@ -39,6 +41,19 @@ def test_what_is_missing_or_damaged_is_no_obstacle(copied: Path) -> None:
     assert (run.environment, run.recorded, run.classes, run.parameters) == ({}, None, (), None)
     assert len(run.quarantine) == 1
     assert "predictions.npz" in run.notes[0]
+
+
+@pytest.mark.quick
+def test_one_damaged_run_of_several_is_shown_with_its_reason(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name, [train_report(10)]) for name in ("a", "b")]
+    (folders[0] / "metrics.jsonl").write_text('{"kind": "train", "step": -1}\n')
+    damaged, good = read_runs(folders)
+    assert (damaged.name, damaged.steps, good.steps) == ("a", 0, 10)
+    (reason,) = damaged.notes
+    text = page([damaged, good])
+    assert escape(reason) in text and str(folders[0] / "metrics.jsonl") in reason
+    with raises("run.not-a-report", line=1):
+        read_runs(folders[:1])
 
 
 def test_predictions_of_a_dropped_evaluation_are_left_out(tmp_path: Path) -> None:

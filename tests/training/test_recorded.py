@@ -1,15 +1,21 @@
 """What a run keeps of its best evaluation."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
+from numpy.typing import NDArray
 
 from tests.command_line import SHORT, run
 from tests.errors import raises
 from trainyard.files import RunDirectory
 from trainyard.training.predictions import Predictions, per_class
 from trainyard.training.recorded import load_recorded, record
+
+LABELS = np.array([1, 1, 2], np.int32)
 
 
 def said(*places: int) -> Predictions:
@@ -43,6 +49,41 @@ def test_no_file_and_a_damaged_one(tmp_path: Path) -> None:
     path = tmp_path / "predictions.npz"
     assert load_recorded(path) is None
     path.write_bytes(b"PK\x03\x04")
+    with raises("run.predictions-unreadable", path=path):
+        load_recorded(path)
+
+
+WRONG = {
+    "labels": [LABELS[:2], LABELS[:, None], LABELS - 2, LABELS + 2**30, LABELS + 0.5, LABELS > 1],
+    "guess": [said(1, 1).guess, said(1, 1, 3).guess - 3, said(1, 1, 3).guess * np.nan],
+    "place": [said(1, -1, 3).place, np.full(3, 2**62), np.full(3, "x")],
+    "confidence": [np.full(3, 1.5, np.float32), np.zeros((3, 2), np.float32)],
+    "loss": [np.zeros(4, np.float32), np.float32(0), np.zeros(3, complex)],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "column"), [(name, column) for name in WRONG for column in WRONG[name]]
+)
+def test_a_column_of_another_kind_length_or_range(
+    name: str, column: NDArray[Any], tmp_path: Path
+) -> None:
+    path, kept = tmp_path / "predictions.npz", asdict(said(1, 1, 3)) | {"labels": LABELS}
+    np.savez(path, step=7, weights="", **kept | {name: column})
+    with raises("run.predictions-unreadable", path=path):
+        load_recorded(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [("labels", np.zeros((3, 3), bool)), ("read", np.ones(4, bool)), ("logits", np.zeros((2, 4)))],
+)
+def test_a_column_of_lists_of_labels(name: str, column: NDArray[Any], tmp_path: Path) -> None:
+    path = tmp_path / "predictions.npz"
+    kept = {"read": np.ones(3, bool), "logits": np.zeros((2, 3)), "labels": np.zeros((3, 2), bool)}
+    np.savez(path, step=7, weights="", **kept)
+    assert load_recorded(path) is not None
+    np.savez(path, step=7, weights="", **kept | {name: column})
     with raises("run.predictions-unreadable", path=path):
         load_recorded(path)
 

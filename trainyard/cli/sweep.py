@@ -280,7 +280,7 @@ def _show(
     """Print the table, and write the report. What prevents a report is printed."""
     report: str | None = None
     if rows:
-        from trainyard.monitor.outcome import METRICS
+        from trainyard.monitor.history import METRICS
         from trainyard.report.page import write_report
 
         try:

@@ -4,7 +4,6 @@ A GPU reaches shares of its data sheet that were fitted to published throughputs
 or what a run of the same model measured.
 """
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +19,12 @@ from trainyard.config import RunConfig, load_recipe
 from trainyard.course import Course
 from trainyard.errors import InputError
 from trainyard.estimate.memory import Memory, Sizes, gpu_memory, kept_bytes, model_sizes
-from trainyard.files import RunDirectory
+from trainyard.files import RunDirectory, read_json
 from trainyard.hardware import Accelerator, find_accelerator
 from trainyard.image_size import ImageSize, num_pixels
 from trainyard.model.flops import flops_by_operation
-from trainyard.monitor.history import read_history
+from trainyard.monitor.history import number, read_history
+from trainyard.monitor.reports import Report
 from trainyard.run.build import build_mode, build_run_course, build_run_model
 
 # Shares of the peak FLOP/s that matrix products and convolutions reach, and how often each byte of
@@ -49,6 +49,7 @@ _EXCHANGE = (
     *("average.overlap", "average.every", "average.batch_norm"),
 )
 """Keys that decide it on several GPUs, too."""
+_OF_RATE = ("world_size", "samples", "epoch", "images_per_s")  # of a report, without which no rate
 
 Bound = Literal["arithmetic", "bandwidth", "launches", "GPU", "decoding", "network"]
 """The longest part of a run: FLOPs, traffic to and from a GPU's memory, launches of kernels, a
@@ -124,7 +125,7 @@ def measure_run(folder: Path, config: RunConfig) -> Measured:
     """
     directory = RunDirectory(folder)
     try:
-        reports = read_history(directory.metrics).train
+        reports = [r for r in read_history(directory.metrics).train if _has_rate(r)]
         of_run = load_recipe(str(directory.recipe))
     except InputError as error:
         raise InputError("estimate.not-a-run", path=folder, error=str(error)) from None
@@ -138,8 +139,8 @@ def measure_run(folder: Path, config: RunConfig) -> Measured:
         reports = [r for r in reports[1:] if r["step"] <= end and r["world_size"] == gpus]
     if not reports:
         raise InputError("estimate.too-few-reports", path=directory.metrics)
-    rates = [r["images_per_s"] / (1 - r["data_wait"]) / gpus for r in reports]
-    loading = [r["images_per_s_loader"] / gpus for r in reports if r.get("images_per_s_loader")]
+    rates = [r["images_per_s"] / (1 - (number(r, "data_wait") or 0.0)) / gpus for r in reports]
+    loading = [rate / gpus for r in reports if (rate := number(r, "images_per_s_loader"))]
     slow, rate, fast = np.quantile(rates, [0.1, 0.5, 0.9]).tolist()
     return Measured(
         *(folder, gpus, _device_of(directory), samples, of_run.data.image_size),
@@ -147,11 +148,16 @@ def measure_run(folder: Path, config: RunConfig) -> Measured:
     )
 
 
+def _has_rate(report: Report) -> bool:
+    rates = [number(report, key) or 0.0 for key in _OF_RATE]
+    return min(rates) > 0 and (number(report, "data_wait") or 0.0) < 1
+
+
 def _device_of(run: RunDirectory) -> Accelerator | None:
     """The GPU of a run; None if it is not known."""
     try:
-        return find_accelerator(json.loads(run.environment.read_text())["devices"][0])
-    except (OSError, ValueError, LookupError):
+        return find_accelerator(str(read_json(run.environment)["devices"][0]))
+    except (OSError, ValueError, LookupError, TypeError):
         return None
 
 

@@ -15,7 +15,7 @@ from trainyard.export.formats import METADATA
 from trainyard.image_size import height_width
 from trainyard.installation import DISTRIBUTION
 from trainyard.model.weights import CROP_MODES
-from trainyard.monitor.outcome import METRICS
+from trainyard.monitor.history import METRICS
 from trainyard.own_code import is_own
 
 MADE_BY = "Made by `trainyard export`"

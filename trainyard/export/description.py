@@ -17,7 +17,7 @@ from trainyard.data.storage.manifest import is_inside
 from trainyard.data.storage.source import is_remote
 from trainyard.image_size import ImageSize, height_width
 from trainyard.installation import VERSION
-from trainyard.monitor.outcome import METRICS
+from trainyard.monitor.history import METRICS
 from trainyard.own_code import is_own
 from trainyard.printable import as_text
 from trainyard.training import checkpoint

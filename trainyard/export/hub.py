@@ -1,6 +1,5 @@
 """A folder in the layout of timm's hub, for timm.create_model("local-dir:…")."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import nn
 from trainyard.export.check import Exported
 from trainyard.export.description import Description
 from trainyard.export.formats import FORMATS, Format
+from trainyard.files import read_json
 from trainyard.image_size import height_width
 from trainyard.model.weights import CROP_MODES
 
@@ -62,7 +62,6 @@ HUB = Format(_write_hub, _load_hub)
 def is_ours(folder: Path) -> bool:
     """True if a folder is an export of Trainyard."""
     try:
-        config = json.loads((folder / CONFIG).read_text())
+        return MARK in read_json(folder / CONFIG)
     except (OSError, ValueError):
         return False
-    return isinstance(config, dict) and MARK in config

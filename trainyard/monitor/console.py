@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainyard.course import Course
-from trainyard.monitor.outcome import METRICS
+from trainyard.monitor.history import METRICS
 from trainyard.monitor.progress import Bar
 from trainyard.monitor.reports import Report
 from trainyard.printable import duration, epochs_in_all, in_bytes, printable

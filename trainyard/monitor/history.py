@@ -14,7 +14,19 @@ FAILED = ("failed", "rank hangs", "rank gone")
 """The events of a run that ends by an error, as far as it can be written down."""
 PROBE = "linear_probe"
 """The key of the score before the first step, in each later evaluation too."""
+METRICS = {
+    "top1": "top-1",
+    "top5": "top-5",
+    "balanced_accuracy": "balanced accuracy",
+    "map": "mAP",
+    "micro_f1": "micro-F1",
+    "macro_f1": "macro-F1",
+}
+"""Names of the values of an evaluation, by their keys."""
 _TRAINING = '{"kind": "train"'  # the beginning of a line
+_SHARES = (*METRICS, PROBE)  # and with the prefixes of moving averages
+_AMOUNTS = ("step", "epoch", "samples", "time", "evaluated", "world_size")
+_MOST = 2**53  # to which all whole numbers are exact as floats
 
 
 class History(NamedTuple):
@@ -25,13 +37,19 @@ class History(NamedTuple):
     events: list[Report]  # all of them
 
 
+def number(report: Report, key: str) -> float | None:
+    """A number in a report; None if it is missing."""
+    value = report.get(key)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
 def score(evaluation: Report, by: str) -> float:
     """Value that decides the best evaluation: the higher one of the weights and their average.
 
     `by` is the key of the value, as in run.best_by. An empty report scores below all others.
     """
-    values = (evaluation.get(key) for key in (by, f"ema_{by}"))
-    return max((float(value) for value in values if isinstance(value, int | float)), default=-1.0)
+    values = (number(evaluation, key) for key in (by, f"ema_{by}"))
+    return max((float(value) for value in values if value is not None), default=-1.0)
 
 
 def best_of(evaluations: Sequence[Report], by: str) -> Report:
@@ -63,11 +81,26 @@ def read_history(metrics: Path, *, is_brief: bool = False) -> History:
 def _parsed(line: str, metrics: Path, number: int) -> Report:
     try:
         report = json_object(line)
-        if report["kind"] in ("train", "val", "event") and isinstance(report["step"], int):
-            return report
-    except (ValueError, KeyError):
-        pass
-    raise InputError("run.not-a-report", path=metrics, line=number)
+        _check(report)
+    except ValueError as error:
+        reason = str(error)
+        raise InputError("run.not-a-report", path=metrics, line=number, reason=reason) from None
+    return report
+
+
+def _check(report: Report) -> None:
+    """ValueError for a report that no run writes."""
+    if report.get("kind") not in ("train", "val", "event"):
+        raise ValueError("its kind is not train, val or event")
+    if type(report.get("step")) is not int:
+        raise ValueError("its step is no whole number")
+    for key in report:
+        most = 1 if key.endswith(_SHARES) else _MOST if key in _AMOUNTS else None
+        if most is None or report[key] is None:
+            continue
+        value = number(report, key)
+        if value is None or not 0 <= value <= most:
+            raise ValueError(f"{key} is no number between 0 and {most:,}")
 
 
 def _add(history: History, report: Report) -> None:

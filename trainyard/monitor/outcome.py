@@ -5,18 +5,8 @@ from datetime import timedelta
 from typing import Any
 
 from trainyard.errors import Stopped
-from trainyard.monitor.history import PROBE, score
+from trainyard.monitor.history import METRICS, PROBE, score
 from trainyard.printable import how_many
-
-METRICS = {
-    "top1": "top-1",
-    "top5": "top-5",
-    "balanced_accuracy": "balanced accuracy",
-    "map": "mAP",
-    "micro_f1": "micro-F1",
-    "macro_f1": "macro-F1",
-}
-"""Names of the values of an evaluation, by their keys."""
 
 
 def without_better(stale: int, best_by: str) -> str:

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.monitor.history import number
 from trainyard.monitor.reports import Report
-from trainyard.report.runs import Group, Run, number
+from trainyard.report.runs import Group, Run
 
 Floats = NDArray[np.float64]
 

@@ -6,9 +6,10 @@ from typing import Any
 
 from trainyard.compare import PRACTICAL
 from trainyard.data.storage.credentials import without_secrets
+from trainyard.monitor.history import number
 from trainyard.printable import as_text, duration, how_many
 from trainyard.report.markup import Child, Html, about, join, table, tag
-from trainyard.report.runs import Group, Run, counted, differences, number
+from trainyard.report.runs import Group, Run, counted, differences
 
 _ROWS = 200  # of events, and of unreadable images, shared among the runs
 

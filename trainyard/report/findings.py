@@ -4,8 +4,9 @@ import math
 from collections.abc import Iterator
 from statistics import fmean
 
+from trainyard.monitor.history import number
 from trainyard.monitor.reports import Report
-from trainyard.report.runs import Run, number
+from trainyard.report.runs import Run
 from trainyard.training.label_scores import LabelScores
 
 PAGE = "docs/learns-nothing.md"
@@ -43,7 +44,7 @@ def _at_chance(run: Run, last: Report) -> Iterator[str]:
     """Once the rate has risen to half of optim.lr."""
     count = _classes(run)
     rates = [rate for r in run.history.train if (rate := number(r, "lr")) is not None]
-    has_warmed_up = max(rates, default=0.0) >= 0.5 * float(run.recipe.get("optim.lr", math.inf))
+    has_warmed_up = max(rates, default=0.0) >= 0.5 * (number(run.recipe, "optim.lr") or math.inf)
     keys = ("balanced_accuracy", "ema_balanced_accuracy")
     accuracies = [of for key in keys if (of := number(last, key)) is not None]
     if count is None or not accuracies or not has_warmed_up:

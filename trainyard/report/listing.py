@@ -11,11 +11,10 @@ from typing import Any, Literal
 from trainyard.course import amount_of
 from trainyard.errors import InputError
 from trainyard.files import is_locked, is_run
-from trainyard.monitor.history import FAILED
-from trainyard.monitor.outcome import METRICS
+from trainyard.monitor.history import FAILED, METRICS, number
 from trainyard.monitor.reports import Report
 from trainyard.printable import duration
-from trainyard.report.runs import Run, number, read_brief
+from trainyard.report.runs import Run, read_brief
 
 _DEPTH = 4  # folders in folders, to which runs are sought
 _MOST_SECONDS = 1e10  # of a run; 300 years

@@ -4,13 +4,12 @@ from collections.abc import Iterable, Sequence
 from statistics import mean, median_high, stdev
 
 from trainyard.data.storage.credentials import without_secrets
-from trainyard.monitor.history import PROBE
-from trainyard.monitor.outcome import METRICS
+from trainyard.monitor.history import METRICS, PROBE, number
 from trainyard.printable import duration, in_millions
 from trainyard.report.charts import COLOURS
 from trainyard.report.findings import PAGE, findings
 from trainyard.report.markup import Child, Html, join, table, tag
-from trainyard.report.runs import Group, Run, counted, number
+from trainyard.report.runs import Group, Run, counted
 from trainyard.training.reliability import wilson
 
 _NONE = "\N{EM DASH}"

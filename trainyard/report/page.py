@@ -10,7 +10,7 @@ from typing import Any
 
 from trainyard.errors import InputError
 from trainyard.files import write_text
-from trainyard.monitor.outcome import METRICS
+from trainyard.monitor.history import METRICS
 from trainyard.report.charts import chart_data, charts_of, curves_section
 from trainyard.report.details import (
     differences_section,

@@ -1,5 +1,6 @@
 """Run directories, also of unfinished runs, and groups of runs that repeat one another."""
 
+import json
 import math
 import os
 import tomllib
@@ -13,8 +14,15 @@ from trainyard.compare import PRACTICAL, REPEATS
 from trainyard.course import amount_of
 from trainyard.errors import DataError, InputError
 from trainyard.files import RunDirectory, check_run, json_object, read_json
-from trainyard.monitor.history import ENDED_EARLY, History, best_of, read_history, score
-from trainyard.monitor.outcome import METRICS
+from trainyard.monitor.history import (
+    ENDED_EARLY,
+    METRICS,
+    History,
+    best_of,
+    number,
+    read_history,
+    score,
+)
 from trainyard.monitor.reports import Report
 from trainyard.training.averages import prefix_of
 from trainyard.training.recorded import Recorded, load_recorded
@@ -99,21 +107,25 @@ class Run:
         return max(found, key=lambda report: float(report[key]), default=None)
 
 
-def number(report: Report, key: str) -> float | None:
-    """A number in a report; None if it is missing."""
-    value = report.get(key)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
 def read_runs(folders: list[Path]) -> list[Run]:
-    """The runs, with the shortest unique names.
+    """The runs, with the shortest unique names. One of several whose files are no run's has the
+    reason in its notes, and nothing else.
 
-    InputError if a folder is no run directory, or given twice.
+    InputError if a folder is no run directory, or given twice, or is the only one and so damaged.
     """
     for folder in folders:
         check_run(folder)
     names = _names([folder.resolve() for folder in folders])
-    return [_read(folder, name) for folder, name in zip(folders, names, strict=True)]
+    read = _read if len(folders) == 1 else _read_one_of_several
+    return [read(folder, name) for folder, name in zip(folders, names, strict=True)]
+
+
+def _read_one_of_several(path: Path, name: str) -> Run:
+    try:
+        return _read(path, name)
+    except InputError as error:
+        nothing = History([], [], [])
+        return Run(RunDirectory(path), name, nothing, "", {}, {}, notes=(str(error),))
 
 
 def read_brief(path: Path, name: str) -> Run:
@@ -174,8 +186,8 @@ def _read(path: Path, name: str) -> Run:
 
 def _flat(path: Path, text: str) -> dict[str, Any]:
     try:
-        tree = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        tree = json_object(json.dumps(tomllib.loads(text)))  # with its bounds
+    except (ValueError, TypeError, RecursionError) as error:
         raise InputError("recipe.not-toml", path=path, reason=str(error)) from None
     return {
         f"{section}.{key}": value

@@ -17,7 +17,7 @@ from trainyard.data.open_datasets import (
 )
 from trainyard.image_size import height_width
 from trainyard.model.weights import pixels_in
-from trainyard.monitor.outcome import METRICS
+from trainyard.monitor.history import METRICS
 from trainyard.monitor.reports import Report
 from trainyard.printable import epochs_in_all, how_many, in_millions
 from trainyard.run.pretrained import Beginning

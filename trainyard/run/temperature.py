@@ -141,19 +141,22 @@ def _scores(
 def best_temperature(scores: LabelScores, labels: Tensor) -> float:
     """The temperature with the lowest mean cross-entropy, by bisection of its derivative.
 
-    Targets are smoothed by 1 / (n + 2), as in Platt 1999, or else the best temperature of a model
-    without errors would be 0. `labels`: int64[samples].
+    That of a model without errors would be 0: its targets are smoothed by 1 / (n + 2), as in Platt
+    1999, and its temperature is 1 at most, so that no loss rises. `labels`: int64[samples].
     """
     logits_NC = torch.from_numpy(scores.logits).T
     chosen = torch.from_numpy(scores.read) & logits_NC.isfinite().all(dim=1)
     logits_NC, labels = logits_NC[chosen], labels[chosen]
-    smoothing = 1 / (len(labels) + 2)
-    own = logits_NC.gather(1, labels[:, None]).mean()
-    wanted = (1 - smoothing) * own + smoothing * logits_NC.mean()
-    low, high, middle = _LOW, _HIGH, 1.0
+    if not len(labels):
+        return 1.0
+    own_N = logits_NC.gather(1, labels[:, None])[:, 0]
+    has_errors = bool((own_N < logits_NC.amax(dim=1)).any())
+    smoothing = 0 if has_errors else 1 / (len(labels) + 2)
+    wanted = ((1 - smoothing) * own_N + smoothing * logits_NC.mean(dim=1)).double().mean()
+    low, high, middle = _LOW, _HIGH if has_errors else 1.0, 1.0
     for _ in range(_STEPS):
         middle = (low * high) ** 0.5
-        found = ((logits_NC / middle).softmax(dim=1) * logits_NC).sum(dim=1).mean()
+        found = ((logits_NC / middle).softmax(dim=1) * logits_NC).sum(dim=1).double().mean()
         low, high = (middle, high) if bool(found > wanted) else (low, middle)
     return round(middle, 4)
 

@@ -12,7 +12,7 @@ from trainyard.errors import DataError
 from trainyard.files import atomic_write
 from trainyard.monitor.reports import Report
 from trainyard.training.label_scores import LabelScores
-from trainyard.training.predictions import Predictions
+from trainyard.training.predictions import NOWHERE, Predictions
 
 
 class Recorded(NamedTuple):
@@ -57,6 +57,39 @@ def load_recorded(path: Path) -> Recorded | None:
             kind = LabelScores if "logits" in columns else Predictions
             scores = kind(**{field.name: columns[field.name] for field in fields(kind)})
             step, weights = int(columns["step"]), str(columns["weights"])
-            return Recorded(step, weights, columns["labels"], scores)
+            recorded = Recorded(step, weights, columns["labels"], scores)
+            _check(recorded)
+            return recorded
     except Exception as error:  # a damaged file raises many kinds of errors
         raise DataError("run.predictions-unreadable", path=path, reason=str(error)) from None
+
+
+def _check(recorded: Recorded) -> None:
+    """ValueError unless each column has its kind, its length and its range."""
+    labels, scores = recorded.labels, recorded.scores
+    samples = scores.is_read().shape[:1]
+    if isinstance(scores, LabelScores):
+        classes = scores.logits.shape[:1]
+        _check_column("read", scores.read, "b", samples)
+        _check_column("logits", scores.logits, "f", classes + samples)
+        _check_column("labels", labels, "b", samples + classes)
+        return
+    _check_column("labels", labels, "i", samples, bounds=(0, NOWHERE))
+    _check_column("place", scores.place, "f", samples, bounds=(0, NOWHERE))
+    _check_column("guess", scores.guess, "f", samples, bounds=(-1, NOWHERE))
+    _check_column("confidence", scores.confidence, "f", samples, bounds=(0, 1 + 1e-3))  # rounded
+    _check_column("loss", scores.loss, "f", samples)  # not finite, where a logit is not
+
+
+def _check_column(
+    name: str,
+    column: NDArray[Any],
+    kind: str,
+    shape: tuple[int, ...],
+    *,
+    bounds: tuple[float, float] | None = None,
+) -> None:
+    if column.dtype.kind != kind or column.shape != shape or 0 in shape[:-1]:
+        raise ValueError(f"{name} is {column.dtype}{list(column.shape)}")
+    if bounds and not ((column >= bounds[0]) & (column <= bounds[1])).all():
+        raise ValueError(f"{name} is not between {bounds[0]} and {bounds[1]:g}")
