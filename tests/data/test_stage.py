@@ -587,6 +587,17 @@ def test_changed_data_has_other_copies(tmp_path: Path) -> None:
     assert changed.path_of(0) == staged.path_of(0)
 
 
+def test_a_shard_that_is_replaced_by_one_of_its_size_and_time_has_another_copy(
+    tmp_path: Path,
+) -> None:
+    for labels in ([0, 0, 1], [0, 1, 1]):
+        write_shard(tmp_path / "0.tar", [(bytes([label]), label) for label in labels])
+        os.utime(tmp_path / "0.tar", (1, 1))
+        index = open_index(str(tmp_path / "0.tar"))
+        reader = Reader(index, stage(index, tmp_path / "node"))
+        assert [*b"".join(map(reader.read, range(3)))] == index.label.tolist() == labels
+
+
 def test_environment_variables_in_the_folder(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path))
     monkeypatch.setenv("HOME", "/home/me")

@@ -126,7 +126,8 @@ def _stamps_of(scan: Scan) -> Stamps:
     root = scan.place.root
     # A manifest may name the classes; the server's is read with the splits at each start.
     manifests = () if is_remote(root) else (FILE_NAME, os.path.join("..", FILE_NAME))
-    return stamps(root, (*scan.watched, *manifests))
+    shards = frozenset(scan.watched if scan.files else ())
+    return stamps(root, (*scan.watched, *manifests), shards)
 
 
 def _left_out(scan: Scan, tables: dict[str, "_Table"], split: str) -> LeftOut:

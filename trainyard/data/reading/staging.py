@@ -188,8 +188,8 @@ class StagedShards:
         name, copy = self._source(file), self._copies[file]
         with closing(_open(name)) as source:
             indexed = self._index.stamps.get(self._index.file_names[file])
-            first = 0 if checksum is None else 1  # a checksum stands for the time, not for the size
-            if indexed is not None and indexed[first:] != source.stamp[first:]:
+            part = slice(0 if checksum is None else 1, 2)  # a checksum stands for the time alone
+            if indexed is not None and indexed[part] != source.stamp[part]:
                 raise DataError("data.changed-since-indexed", path=name)
             self._check_room(name, source.size)
             with sole_write(copy, source.size) as part:
