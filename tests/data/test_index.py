@@ -313,14 +313,36 @@ def test_classes_that_a_manifest_names_otherwise_now(shards: Path, above: bool) 
     names = [f"{'shards/' * above}train-{number}.tar" for number in range(3)]
     assert not open_index(location).has_names
     for classes in ("abcde", "edcba"):
-        split = Split("train-{0..2}.tar", tuple(Shard(name, 2, 1, "") for name in names))
-        manifest = Manifest("webdataset", tuple(classes), {"train": split})
-        write_manifest(shards.parent if above else shards, manifest)
+        folder = shards.parent if above else shards
+        listed = tuple(Shard(name, 2, (folder / name).stat().st_size, "") for name in names)
+        manifest = Manifest("webdataset", tuple(classes), {"train": Split("*.tar", listed)})
+        write_manifest(folder, manifest)
         assert open_index(location).classes == tuple(classes)
 
 
+@pytest.mark.parametrize("labels", [[0, 0, 1, 1], [0] * 40], ids=["samples", "bytes"])
+@pytest.mark.parametrize("above", [False, True])
+def test_a_manifest_that_describes_another_shard_names_no_classes(
+    tmp_path: Path, labels: list[int], above: bool
+) -> None:
+    """Of another program, in which 0 is a dog. Tars of few samples have one size."""
+    shard = tmp_path / "data" / "0.tar"
+    write_labels(shard, labels)
+    name, size = "data/0.tar" if above else "0.tar", shard.stat().st_size
+    for samples, num_bytes in ((3, size), (len(labels), size + 1)):
+        split = Split(name, (Shard(name, samples, num_bytes, ""),))
+        manifest = Manifest("webdataset", ("cat", "dog"), {"train": split})
+        write_manifest(tmp_path if above else shard.parent, manifest)
+        with raises("manifest.other-shard", path=shard, samples=len(labels), bytes=size):
+            open_index(str(shard))
+        with FaultyServer(tmp_path) as server, raises("manifest.other-shard", bytes=size):
+            open_index(f"{server.url}/data/0.tar")
+
+
 def test_a_manifest_above_a_relative_location(shards: Path, monkeypatch: Patch) -> None:
-    split = Split("shards/*.tar", tuple(Shard(f"shards/train-{n}.tar", 2, 1, "") for n in range(3)))
+    size = (shards / "train-0.tar").stat().st_size
+    listed = tuple(Shard(f"shards/train-{number}.tar", 2, size, "") for number in range(3))
+    split = Split("shards/*.tar", listed)
     write_manifest(shards.parent, Manifest("webdataset", tuple("abcde"), {"train": split}))
     monkeypatch.chdir(shards.parent)
     assert build_index(shards.name).classes == build_index(str(shards)).classes == tuple("abcde")

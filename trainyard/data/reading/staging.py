@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from trainyard.data.index.table import Index
 from trainyard.data.storage.ahead import map_ahead
-from trainyard.data.storage.manifest import manifest_of
+from trainyard.data.storage.manifest import manifest_of, shards_listed
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source, real_path
 from trainyard.errors import DataError
@@ -293,11 +293,10 @@ def _checksums(names: list[str]) -> dict[str, str]:
     found = {}
     for folder, paths in groupby(sorted(names), os.path.dirname):
         files = [os.path.basename(path) for path in paths]
-        manifest = manifest_of(folder, tuple(files))
-        splits = manifest.splits.values() if manifest else ()
-        listed = {shard.name: shard.sha256 for split in splits for shard in split.shards}
-        for file in files:
-            checksum = listed.get(file) or listed.get(f"{os.path.basename(folder)}/{file}")
-            if checksum:
-                found[os.path.join(folder, file)] = checksum
+        listed = shards_listed(manifest_of(folder, tuple(files)), folder, files)
+        found |= {
+            os.path.join(folder, file): shard.sha256
+            for file, shard in listed.items()
+            if shard.sha256
+        }
     return found
