@@ -71,7 +71,8 @@ def shards(tmp_path: Path) -> Path:
         write_tar(folder / name, members)
     splits = {
         split: Split(
-            f"{split}-{{0..{len(shards) - 1}}}.tar", tuple(Shard(n, 16, 1, "") for n in shards)
+            f"{split}-{{0..{len(shards) - 1}}}.tar",
+            tuple(Shard(name, 16, (folder / name).stat().st_size, "") for name in shards),
         )
         for split, shards in names.items()
     }

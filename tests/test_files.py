@@ -23,6 +23,7 @@ from trainyard.files import (
     disk_error,
     json_object,
     sha256,
+    sole_write,
     write_text,
 )
 
@@ -54,6 +55,26 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(
         file.write(b"half")
         raise error
     assert path.read_text() == "old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_file_that_one_process_writes_is_not_taken_from_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with sole_write(path) as file:
+        file.write(b"one")
+        with pytest.raises(BlockingIOError), sole_write(path):
+            pass
+    assert path.read_bytes() == b"one"
+    assert names(tmp_path) == ["file"]
+
+
+def test_what_a_killed_process_left_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / ".file.part").write_bytes(b"half of it")
+    with sole_write(tmp_path / "file") as file:
+        file.write(b"all")
+    assert (tmp_path / "file").read_bytes() == b"all"
+    with pytest.raises(ValueError), sole_write(tmp_path / "file"):
+        raise ValueError
     assert names(tmp_path) == ["file"]
 
 

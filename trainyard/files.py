@@ -36,12 +36,46 @@ def atomic_write(path: Path, size: int | None = None) -> Iterator[BinaryIO]:
     `size`: its bytes, if known. DiskError if the disk is full or read-only.
     """
     part = part_of(path)
+    with _replacing(path, size, part), open(part, "xb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def sole_write(path: Path, size: int | None = None) -> Iterator[BinaryIO]:
+    """Like `atomic_write`, for one process at a time. BlockingIOError while another one writes.
+
+    The lock is that of the unfinished file. One that a killed process left is overwritten.
+    """
+    part = path.with_name(f".{path.name}.part")
+    with open(part, "r+b", opener=_open_new) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_free = is_at(part, file.fileno())  # else the other process has just completed it
+        except BlockingIOError:
+            is_free = False
+        except OSError:
+            is_free = True  # a file system without locks
+        if not is_free:
+            raise BlockingIOError(errno.EAGAIN, "another process writes it", str(path))
+        with _replacing(path, size, part):
+            file.truncate(0)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _open_new(path: str, flags: int) -> int:
+    return open_own(path, flags | os.O_CREAT)
+
+
+@contextmanager
+def _replacing(path: Path, size: int | None, part: Path) -> Iterator[None]:
+    """Inside, a file is written at `part`; then it replaces `path`, or is removed by an error."""
     try:
         with writing(path, size, part):
-            with open(part, "xb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
+            yield
             os.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)

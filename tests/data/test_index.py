@@ -1,3 +1,4 @@
+import dataclasses
 import errno
 import mmap
 import os
@@ -312,14 +313,36 @@ def test_classes_that_a_manifest_names_otherwise_now(shards: Path, above: bool) 
     names = [f"{'shards/' * above}train-{number}.tar" for number in range(3)]
     assert not open_index(location).has_names
     for classes in ("abcde", "edcba"):
-        split = Split("train-{0..2}.tar", tuple(Shard(name, 2, 1, "") for name in names))
-        manifest = Manifest("webdataset", tuple(classes), {"train": split})
-        write_manifest(shards.parent if above else shards, manifest)
+        folder = shards.parent if above else shards
+        listed = tuple(Shard(name, 2, (folder / name).stat().st_size, "") for name in names)
+        manifest = Manifest("webdataset", tuple(classes), {"train": Split("*.tar", listed)})
+        write_manifest(folder, manifest)
         assert open_index(location).classes == tuple(classes)
 
 
+@pytest.mark.parametrize("labels", [[0, 0, 1, 1], [0] * 40], ids=["samples", "bytes"])
+@pytest.mark.parametrize("above", [False, True])
+def test_a_manifest_that_describes_another_shard_names_no_classes(
+    tmp_path: Path, labels: list[int], above: bool
+) -> None:
+    """Of another program, in which 0 is a dog. Tars of few samples have one size."""
+    shard = tmp_path / "data" / "0.tar"
+    write_labels(shard, labels)
+    name, size = "data/0.tar" if above else "0.tar", shard.stat().st_size
+    for samples, num_bytes in ((3, size), (len(labels), size + 1)):
+        split = Split(name, (Shard(name, samples, num_bytes, ""),))
+        manifest = Manifest("webdataset", ("cat", "dog"), {"train": split})
+        write_manifest(tmp_path if above else shard.parent, manifest)
+        with raises("manifest.other-shard", path=shard, samples=len(labels), bytes=size):
+            open_index(str(shard))
+        with FaultyServer(tmp_path) as server, raises("manifest.other-shard", bytes=size):
+            open_index(f"{server.url}/data/0.tar")
+
+
 def test_a_manifest_above_a_relative_location(shards: Path, monkeypatch: Patch) -> None:
-    split = Split("shards/*.tar", tuple(Shard(f"shards/train-{n}.tar", 2, 1, "") for n in range(3)))
+    size = (shards / "train-0.tar").stat().st_size
+    listed = tuple(Shard(f"shards/train-{number}.tar", 2, size, "") for number in range(3))
+    split = Split("shards/*.tar", listed)
     write_manifest(shards.parent, Manifest("webdataset", tuple("abcde"), {"train": split}))
     monkeypatch.chdir(shards.parent)
     assert build_index(shards.name).classes == build_index(str(shards)).classes == tuple("abcde")
@@ -368,6 +391,123 @@ def test_a_brace_list_does_not_care_what_else_its_folder_gains(
         write_labels(shards / "train-3.tar", [5])
         open_index(location)
     assert len(scans) == 2
+
+
+# --- other content with the old size and time ---
+
+TIMES = {"set by a tar": LONG_AGO * 10**9, "of a clock": LONG_AGO * 10**9 + 123_456_789}  # ns
+
+
+def write_list(path: Path, labels: str) -> None:
+    rows = (f"{number}.jpg,{label}\n" for number, label in enumerate(labels))
+    write_files(path.parent, {path.name: ("path,label\n" + "".join(rows)).encode()})
+
+
+def name_classes(folder: Path, classes: str) -> None:
+    split = Split("0.tar", (Shard("0.tar", 3, (folder / "0.tar").stat().st_size, ""),))
+    write_manifest(folder, Manifest("webdataset", tuple(classes), {"train": split}))
+
+
+def write_large(path: Path, labels: str) -> None:
+    write_shard(path, [(bytes(1 << 20), int(label)) for label in labels])
+
+
+REPLACED: dict[str, tuple[str, Callable[[Path, str], object], str, str]] = {
+    "a list": ("list.csv", write_list, "aab", "abb"),
+    "a shard": (
+        "0.tar",
+        lambda path, labels: write_labels(path, [*map(int, labels)]),
+        "001",
+        "011",
+    ),
+    "a large shard": ("0.tar", write_large, "001", "011"),
+    "a manifest": (
+        "dataset.json",
+        lambda path, names: name_classes(path.parent, names),
+        "ab",
+        "ba",
+    ),
+}
+
+
+def set_times(folder: Path, when: int) -> None:
+    for path in (folder, *folder.rglob("*")):
+        os.utime(path, ns=(when, when))
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("when", TIMES)
+@pytest.mark.parametrize("what", REPLACED)
+def test_a_file_that_is_replaced_by_one_of_its_size_and_time(
+    tmp_path: Path, what: str, when: str, in_place: bool
+) -> None:
+    name, write, before, after = REPLACED[what]
+    if (what, when) == ("a large shard", "of a clock"):
+        pytest.skip("no clock gives another content the same nanosecond")
+    write_files(tmp_path, [f"{number}.jpg" for number in range(3)])
+    write_labels(tmp_path / "0.tar", [0, 0, 1])
+    path = tmp_path / name
+    write(path, before)
+    set_times(tmp_path, TIMES[when])
+    location = str(path if what == "a list" else tmp_path / "0.tar")
+    old, size = open_index(location), path.stat().st_size
+    if not in_place:
+        path.unlink()
+    write(path, after)
+    set_times(tmp_path, TIMES[when])
+    assert path.stat().st_size == size
+    new = open_index(location)
+    assert new.classes != old.classes or new.label.tolist() == [0, 1, 1]
+    assert_same_table(new, build_index(location))
+
+
+@pytest.mark.parametrize("when", TIMES)
+def test_a_folder_that_gains_an_image_and_has_its_time_again(folder: Path, when: str) -> None:
+    set_times(folder, TIMES[when])
+    assert len(open_index(str(folder))) == 4
+    write_image(folder / "cat/0.jpg")
+    set_times(folder, TIMES[when])
+    assert len(open_index(str(folder))) == 5
+
+
+@pytest.mark.parametrize("when", TIMES)
+@pytest.mark.parametrize("data", ["folder", "list", "shard", "large shard"])
+def test_data_that_moved_with_their_index_are_not_indexed_anew(
+    tmp_path: Path, scans: list[str], data: str, when: str
+) -> None:
+    """By `cp -a` or rsync. Of large shards with a time that was set, labels may have changed."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    name = {"folder": "", "list": "list.csv"}.get(data, "0.tar")
+    if data == "folder":
+        write_files(here, ["cat/0.jpg", "dog/0.jpg"])
+    elif data == "list":
+        write_files(here, ["0.jpg", "1.jpg"])
+        write_list(here / name, "ab")
+    else:
+        (write_large if "large" in data else REPLACED["a shard"][1])(here / name, "01")
+    set_times(here, TIMES[when])
+    table = open_index(str(here / name))
+    shutil.copytree(here, there)
+    assert_same_table(open_index(str(there / name)), table)
+    is_read_anew = (data, when) == ("large shard", "set by a tar")
+    assert len(scans) == 1 + is_read_anew
+    os.chmod(there / name, 0o755)
+    open_index(str(there / name))
+    assert len(scans) == 1 + 2 * is_read_anew
+    open_index(str(there / name))
+    assert len(scans) == 1 + 2 * is_read_anew
+
+
+@pytest.mark.parametrize("when", TIMES)
+def test_an_index_of_an_earlier_release_has_time_and_size_alone(
+    shards: Path, scans: list[str], when: str
+) -> None:
+    set_times(shards, TIMES[when])
+    index = open_index(str(shards / "*.tar"))
+    stamps = {name: stamp and stamp[:2] for name, stamp in index.stamps.items()}
+    assert is_stale(dataclasses.replace(index, stamps=stamps)) == (when == "set by a tar")
+    damaged = {name: stamp and [*stamp[:2], 3, 4] for name, stamp in index.stamps.items()}
+    assert is_stale(dataclasses.replace(index, stamps=damaged))
 
 
 # --- broken index files ---

@@ -29,7 +29,8 @@ SHARD = {"name": "part-000.tar", "samples": 2, "bytes": 10, "sha256": "0"}
 def written(folder: Path, **changes: Any) -> str:
     """A folder of two shards with a manifest, of which something is changed."""
     write_shards(folder, [2, 2], classes=2)
-    split = {"files": "part-{000..001}.tar", "shards": [SHARD]}
+    shard = SHARD | {"bytes": (folder / "part-000.tar").stat().st_size}
+    split = {"files": "part-{000..001}.tar", "shards": [shard]}
     tree = {"version": 1, "format": "webdataset", "classes": ["cat", "dog"], "about": {}}
     text = json.dumps(tree | {"splits": {"train": split, "val": split}} | changes)
     (folder / "dataset.json").write_text(text)

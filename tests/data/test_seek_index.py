@@ -26,6 +26,7 @@ from trainyard.data.open_datasets import slow_paths, warn
 from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.data.storage.encoded import contents_of
+from trainyard.files import sole_write
 
 pytestmark = pytest.mark.skipif(core is None, reason="needs the extension in C")
 
@@ -47,6 +48,14 @@ def server(tmp_path: Path) -> Iterator[FaultyServer]:
 
 def silent(_: int) -> None:
     pass
+
+
+def test_a_table_that_another_process_writes_is_left_to_it(index: Index) -> None:
+    with sole_write(seek_path(index)) as file:
+        file.write(b"theirs")
+        with raises("file.unwritable", path=seek_path(index)):
+            build_seek(index, silent)
+    assert seek_path(index).read_bytes() == b"theirs"
 
 
 def test_each_image_has_its_own_entries(index: Index) -> None:

@@ -11,8 +11,9 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -27,13 +28,15 @@ from trainyard.data.batch import COLUMNS, HostBatch
 from trainyard.data.index.build import open_index
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.table import Index
+from trainyard.data.index.val_share import Side, both_sides, open_part
 from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.reading.reader import Reader
-from trainyard.data.reading.staging import StagedShards, stage_folder
+from trainyard.data.reading.staging import StagedShards, _id, stage_folder
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.data.storage.manifest import Manifest, Shard, Split, write_manifest
 from trainyard.data.storage.open import open_source
+from trainyard.files import sole_write
 
 pytestmark = pytest.mark.slow
 
@@ -258,6 +261,37 @@ def test_the_loader_ends_while_it_stages(tmp_path: Path, server: FaultyServer) -
     assert staged.run() is None  # its lock is gone with it
 
 
+# --- two jobs on a node ---
+
+
+def test_two_jobs_whose_data_overlap_make_each_copy_once(
+    tmp_path: Path, server: FaultyServer
+) -> None:
+    more = large_remote(server, count=6)
+    some = open_index(f"{server.url}/shard-{{0..3}}.tar")
+    server.pause_s = 0.05
+    both = [StagedShards(index, str(tmp_path / "node")) for index in (some, more)]
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(lambda staged: staged.run(look_s=0.05), both)] == [None, None]
+    assert sum(staged.num_made for staged in both) == 6
+    check_copies(more, both[1])
+
+
+def test_a_copy_that_another_job_writes_is_left_to_it(tmp_path: Path) -> None:
+    index = large_shards(tmp_path)
+    staged = StagedShards(index, str(tmp_path / "node"))
+    copy, content = staged.folder / _id(index, 1), (tmp_path / "shard-1.tar").read_bytes()
+    with sole_write(copy) as file:
+        file.write(content[:100])
+        done = staged.start()
+        assert is_true_soon(lambda: staged.num_made == 3)
+        assert staged.missing() == [1]
+        file.write(content[100:])
+    assert done.result() is None
+    assert staged.num_made == 3
+    check_copies(index, staged)
+
+
 # --- damaged sources ---
 
 
@@ -451,6 +485,34 @@ def test_single_images_are_read_at_the_source_with_one_line(
     assert "single images are not staged: `data pack` makes shards" in line
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("part", [0.3, "1/2"])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_no_image_is_copied_of_one_side_of_a_folder(
+    tmp_path: Path, digits: Path, split: Literal["train", "val"], part: float | str
+) -> None:
+    side = open_part(open_index(str(digits / "val")), Side(split, part, 0))
+    staged = StagedShards(side, str(tmp_path / "node"))
+    assert staged.missing() == []
+    assert "single images are not staged" in str(staged.run())
+
+
+@pytest.mark.quick
+def test_shards_without_a_sample_of_one_side_are_not_copied(tmp_path: Path) -> None:
+    for number in range(12):
+        write_shard(tmp_path / f"{number:02d}.tar", [(b"image", 0), (b"image", 1)])
+    whole = open_index(str(tmp_path / "*.tar"))
+    for side in both_sides(0.1, 0):
+        part = open_part(whole, side)
+        staged = stage(part, tmp_path / side.split)
+        own = {part.file_names[file] for file in part.file.tolist()}
+        assert staged.num_made == len(own)
+        plain, reader = Reader(part), Reader(part, staged)
+        samples = range(len(part))
+        assert [*map(reader.read, samples)] == [*map(plain.read, samples)]
+    assert len(own) < 12
+
+
 # --- the folder ---
 
 
@@ -523,6 +585,17 @@ def test_changed_data_has_other_copies(tmp_path: Path) -> None:
     changed = StagedShards(open_index(str(tmp_path)), str(tmp_path / "node"))
     assert changed.missing() == [1]
     assert changed.path_of(0) == staged.path_of(0)
+
+
+def test_a_shard_that_is_replaced_by_one_of_its_size_and_time_has_another_copy(
+    tmp_path: Path,
+) -> None:
+    for labels in ([0, 0, 1], [0, 1, 1]):
+        write_shard(tmp_path / "0.tar", [(bytes([label]), label) for label in labels])
+        os.utime(tmp_path / "0.tar", (1, 1))
+        index = open_index(str(tmp_path / "0.tar"))
+        reader = Reader(index, stage(index, tmp_path / "node"))
+        assert [*b"".join(map(reader.read, range(3)))] == index.label.tolist() == labels
 
 
 def test_environment_variables_in_the_folder(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -24,7 +24,7 @@ from trainyard.data.storage.ahead import map_ahead
 from trainyard.data.storage.encoded import EncodedSpans
 from trainyard.data.storage.source import LocalFile, is_remote
 from trainyard.errors import DataError
-from trainyard.files import atomic_write, remove_parts
+from trainyard.files import sole_write
 from trainyard.installation import NEEDS_EXTENSION
 from trainyard.world import usable_cores
 
@@ -104,7 +104,6 @@ def build_seek(index: Index, progress: Callable[[int], None]) -> SeekTable:
     """
     check_extension()
     path = seek_path(index)
-    remove_parts(path)
     try:
         _write(index, path, progress)
     except OSError as error:
@@ -116,7 +115,7 @@ def build_seek(index: Index, progress: Callable[[int], None]) -> SeekTable:
 
 def _write(index: Index, path: Path, progress: Callable[[int], None]) -> None:
     first = np.zeros(len(index) + 1, "<i8")
-    with atomic_write(path) as file:
+    with sole_write(path) as file:
         file.write(_HEADER.pack(_MAGIC, index.fingerprint.encode(), len(index)))
         file.seek(first.nbytes, os.SEEK_CUR)
         count = 0

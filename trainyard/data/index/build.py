@@ -3,6 +3,7 @@
 import hashlib
 import os
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +37,7 @@ from trainyard.data.index.table import (
     save_index,
 )
 from trainyard.data.storage.location import ResolvedLocation, find_place
-from trainyard.data.storage.manifest import FILE_NAME, manifest_of
+from trainyard.data.storage.manifest import FILE_NAME, Manifest, manifest_of, shards_listed
 from trainyard.data.storage.source import is_remote, real_path
 from trainyard.errors import DataError
 from trainyard.files import cache_folder
@@ -102,7 +103,7 @@ def _collect(scan: Scan, progress: Progress) -> tuple[dict[str, Header], dict[st
     tables = _tables(scan, progress)
     if (scan.place.split or "") not in tables:
         raise _no_table(scan, [split for split in tables if split])
-    classes = _name_classes(scan, tables)
+    classes = _name_classes(scan, tables, watched)
     if not classes and not any(table.label for table in tables.values()):
         raise DataError("data.no-labels", location=scan.place.location)
     common = {
@@ -126,7 +127,8 @@ def _stamps_of(scan: Scan) -> Stamps:
     root = scan.place.root
     # A manifest may name the classes; the server's is read with the splits at each start.
     manifests = () if is_remote(root) else (FILE_NAME, os.path.join("..", FILE_NAME))
-    return stamps(root, (*scan.watched, *manifests))
+    shards = frozenset(scan.watched if scan.files else ())
+    return stamps(root, (*scan.watched, *manifests), shards)
 
 
 def _left_out(scan: Scan, tables: dict[str, "_Table"], split: str) -> LeftOut:
@@ -248,7 +250,7 @@ def _tables(scan: Scan, progress: Progress) -> dict[str, _Table]:
     return {split: table for split, table in tables.items() if len(table)}
 
 
-def _name_classes(scan: Scan, tables: dict[str, _Table]) -> list[str] | None:
+def _name_classes(scan: Scan, tables: dict[str, _Table], watched: Stamps) -> list[str] | None:
     """The names of the classes, or None; relabels the tables to number them in sorted order."""
     where = scan.place.location
     manifest = manifest_of(scan.place.root, scan.place.names, warns=True)
@@ -256,6 +258,8 @@ def _name_classes(scan: Scan, tables: dict[str, _Table]) -> list[str] | None:
     names = plain_names(scan.classes or (), where)
     # Records of TFRecord name their classes; without any record only the manifest does.
     if not names or (known and known[: len(names)] == names):
+        if manifest and known:
+            _check_described(scan, manifest, tables, watched)
         highest = max((max(table.label, default=0) for table in tables.values()), default=0)
         if known and highest >= len(known):
             raise DataError(
@@ -272,6 +276,30 @@ def _name_classes(scan: Scan, tables: dict[str, _Table]) -> list[str] | None:
         for table in tables.values():
             table.relabel(numbers)
     return classes
+
+
+def _check_described(
+    scan: Scan, manifest: Manifest, tables: dict[str, _Table], watched: Stamps
+) -> None:
+    """DataError if the manifest describes other files than these: so may its class names."""
+    place, samples = scan.place, Counter[str]()
+    for table in tables.values():
+        columns = table.columns()
+        names = StringColumn(columns["file_name_text"], columns["file_name_ends"])
+        counts = np.bincount(columns["file"], minlength=len(names)).tolist()
+        samples.update(dict(zip(names, counts, strict=True)))
+    for name, shard in shards_listed(manifest, place.root, samples).items():
+        stamp = watched.get(name)
+        found = samples[name], stamp[1] if stamp else shard.bytes
+        if found != (shard.samples, shard.bytes):
+            raise DataError(
+                "manifest.other-shard",
+                path=place.path(name),
+                samples=found[0],
+                bytes=found[1],
+                listed_samples=shard.samples,
+                listed_bytes=shard.bytes,
+            )
 
 
 # --- paths of saved indices ---

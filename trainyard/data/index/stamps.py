@@ -3,6 +3,13 @@
 A shard has a stamp of its own, and so has each folder that can gain files. Files of one image each
 share one stamp, a digest of all their sizes and times, since an image that is saved again under its
 name does not change its folder.
+
+A local stamp is the time, the size, the time of change (ctime) and a digest. Copies and archives
+bring old times back, so time and size do not tell that a file is the same one; the time of change,
+which no program sets, does. Where it differs, as in a copy of the data, the digest decides: of a
+list, of the names in a folder, and of spots of a large shard. Spots do not show that some labels
+have changed. So a shard that has only these to go by is read anew if its time is whole seconds: a
+tar or an image of a container set it. A time of nanoseconds comes with the content.
 """
 
 import hashlib
@@ -10,6 +17,9 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
+from itertools import repeat
+from stat import S_ISDIR, S_ISREG
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,16 +39,20 @@ IMAGES = "./*"
 _PARTS = 64
 _CHUNK = 2048  # images that a thread looks at in a row
 _THREADS, _REMOTE_THREADS = 16, 32  # each look may wait for a file server
+_SPOTS, _SPOT = 4, 16384  # of a shard: number, and bytes of each
+_SMALL = 1 << 20  # bytes of a shard that is digested as a whole
+_OF_SPOTS = "spots "  # begins the digest of spots
 
 
-def stamps(root: str, names: tuple[str, ...]) -> Stamps:
-    """The stamp of each file and folder under a folder or URL; None for a missing one."""
-    if not is_remote(root):
-        prefix = os.path.join(root, "")
-        return {name: _local_stamp(prefix, name) for name in names}
-    urls = [os.path.join(root, name) for name in names]
-    with ThreadPoolExecutor(_REMOTE_THREADS) as pool:
-        return dict(zip(names, pool.map(_remote_stamp, urls), strict=True))
+def stamps(root: str, names: tuple[str, ...], shards: frozenset[str] = frozenset()) -> Stamps:
+    """The stamp of each file and folder under a folder or URL; None for a missing one.
+
+    `shards`: the names of files too large to be digested as a whole.
+    """
+    remote, base = is_remote(root), os.path.join(root, "")
+    stamp = _remote_stamp if remote else partial(_local_stamp, shards=shards)
+    with ThreadPoolExecutor(_REMOTE_THREADS if remote else _THREADS) as pool:
+        return dict(zip(names, pool.map(stamp, repeat(base), names), strict=True))
 
 
 def is_stale(index: Index, *, patience_s: float = 5) -> bool:
@@ -54,7 +68,7 @@ def is_stale(index: Index, *, patience_s: float = 5) -> bool:
     images = saved.pop(IMAGES, None)
     if not images and any(name not in saved for name in index.file_names):
         return True  # it could never become stale
-    if stamps(index.root, tuple(saved)) != saved:
+    if _has_changed(index.root, saved):
         return True
     give_up_at = time.monotonic() + patience_s
     for part, digest in enumerate(images or ()):
@@ -103,20 +117,73 @@ def _look(path: bytes) -> tuple[int, int]:
     return stat.st_mtime_ns, stat.st_size
 
 
-def _local_stamp(prefix: str, name: str) -> Stamp | None:
-    if name == ".":  # by its file names: its time changes when the index is saved in it
-        names = sorted(e for e in os.listdir(prefix or ".") if not e.startswith("."))
-        return [hashlib.sha256("\0".join(names).encode(errors="surrogateescape")).hexdigest()]
+def _has_changed(root: str, saved: Stamps) -> bool:
+    """True if a file or folder of a saved index has another stamp."""
+    if is_remote(root):
+        return stamps(root, tuple(saved)) != saved
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return not all(pool.map(_is_same, repeat(os.path.join(root, "")), saved, saved.values()))
+
+
+def _is_same(prefix: str, name: str, saved: Stamp | None) -> bool:
+    if saved is None or name == ".":
+        return _local_stamp(prefix, name) == saved
     try:
         stat = os.stat(prefix + name)
     except OSError:
-        return None
-    return [stat.st_mtime_ns, stat.st_size]
+        return False
+    if saved[:2] != [stat.st_mtime_ns, stat.st_size]:
+        return False
+    is_set = stat.st_mtime_ns % 10**9 == 0  # no clock gives whole seconds
+    if len(saved) != 4:  # of an index of an earlier release
+        return not is_set
+    changed, digest = saved[2], str(saved[3])
+    is_untouched = changed == stat.st_ctime_ns
+    if is_untouched and not (is_set and stat.st_ctime_ns == stat.st_mtime_ns):
+        return True  # else it may be a file system without a time of change
+    of_spots = digest.startswith(_OF_SPOTS)
+    if _digest_of(prefix + name, stat, in_spots=of_spots) != digest:
+        return False
+    return is_untouched or not (of_spots and is_set)
 
 
-def _remote_stamp(url: str) -> Stamp | None:
+def _local_stamp(prefix: str, name: str, shards: frozenset[str] = frozenset()) -> Stamp | None:
+    if name == ".":  # by its file names: its time changes when the index is saved in it
+        return [_names_digest(prefix or ".")]
+    path = prefix + name
     try:
-        with closing(open_source(url)) as source:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    digest = _digest_of(path, stat, in_spots=name in shards and stat.st_size > _SMALL)
+    return [stat.st_mtime_ns, stat.st_size, stat.st_ctime_ns, digest]
+
+
+def _digest_of(path: str, stat: os.stat_result, *, in_spots: bool) -> str:
+    """A digest of a file, or of the names in a folder; "" if it cannot be read."""
+    try:
+        if S_ISDIR(stat.st_mode):
+            return _names_digest(path)
+        if not S_ISREG(stat.st_mode):
+            return ""
+        with open(path, "rb") as file:
+            if not in_spots:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+            starts = np.linspace(0, stat.st_size - _SPOT, _SPOTS, dtype=np.int64).tolist()
+            spots = b"".join(os.pread(file.fileno(), _SPOT, start) for start in starts)
+            return _OF_SPOTS + hashlib.sha256(spots).hexdigest()
+    except OSError:
+        return ""
+
+
+def _names_digest(folder: str) -> str:
+    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    return hashlib.sha256("\0".join(names).encode(errors="surrogateescape")).hexdigest()
+
+
+def _remote_stamp(base: str, name: str) -> Stamp | None:
+    try:
+        with closing(open_source(os.path.join(base, name))) as source:
             return source.stamp
     except OSError:
         return None

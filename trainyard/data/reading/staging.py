@@ -1,11 +1,11 @@
 """Staging: copies shards to a node's own disk while training reads them at their source.
 
     FOLDER/trainyard-stage/ID         a complete copy; ID is a hash of the shard's path and stamp
-                           .ID.*.part an unfinished copy
+                           .ID.part   an unfinished copy, locked by the process that writes it
                            ID.lock    held by the one process of the node that copies a data set
 
-The lock is a flock: it ends with its process, and another process goes on. No copy is deleted: once
-the cap or the disk is reached, the rest is read at its source.
+The locks are flocks: they end with their process, and another process goes on. No copy is deleted:
+once the cap or the disk is reached, the rest is read at its source.
 """
 
 import fcntl
@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 
 from trainyard.data.index.table import Index
 from trainyard.data.storage.ahead import map_ahead
-from trainyard.data.storage.manifest import manifest_of
+from trainyard.data.storage.manifest import manifest_of, shards_listed
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source, real_path
 from trainyard.errors import DataError
-from trainyard.files import atomic_write, in_words, remove_parts
+from trainyard.files import in_words, sole_write
 
 _FOLDER = "trainyard-stage"
 _BLOCK = 8 << 20  # bytes of a shard read at once
@@ -111,7 +111,7 @@ class StagedShards:
     def run(self, look_s: float = 2.0) -> str | None:
         """Copies all shards, or waits for the process that does; the reason if some are left.
 
-        A process that waits looks for new copies every `look_s` seconds.
+        A process that waits for another one looks for new copies every `look_s` seconds.
         DataError if a shard has changed since it was indexed, or is damaged. If shards are left,
         this process keeps the lock: no other one of the node tries again and reports it too.
         """
@@ -120,11 +120,10 @@ class StagedShards:
             if not self._copies:
                 return remark if self._leads() else None
             while self.missing():
-                if self._leads():
-                    self._copy_all()
-                else:
-                    time.sleep(look_s)
-                    self.refresh()
+                if self._leads() and self._copy_all():
+                    break
+                time.sleep(look_s)
+                self.refresh()
         except (_NoRoom, _Unreadable, OSError) as problem:
             there = len(self) - len(self.missing())
             return (
@@ -153,7 +152,8 @@ class StagedShards:
             self._lock = lock
         return True
 
-    def _copy_all(self) -> None:
+    def _copy_all(self) -> bool:
+        """Makes the missing copies; False if other processes still write some of them."""
         self.refresh()
         checksums = _checksums([self._source(file) for file in self._copies])
         # Nodes begin at different shards, to spread the load.
@@ -165,12 +165,17 @@ class StagedShards:
                     self._copy(file, checksums.get(self._source(file)), pool)
                 except _Unreadable as problem:
                     unreadable.append(str(problem))
+                except BlockingIOError:  # of another data set with this shard
+                    pass
         if unreadable:
             raise _Unreadable(f"{len(unreadable):,} cannot be read, {unreadable[0]} first")
+        return not self.missing()
 
     def _copy(self, file: int, checksum: str | None, pool: ThreadPoolExecutor) -> None:
         """Copies one shard, and checks it if `dataset.json` has its checksum."""
-        remove_parts(self._copies[file])
+        if self._copies[file].exists():  # another process has made it since
+            self._present.add(file)
+            return
         for _ in range(_ATTEMPTS):
             with suppress(_Damaged):
                 self._attempt(file, checksum, pool)
@@ -183,11 +188,11 @@ class StagedShards:
         name, copy = self._source(file), self._copies[file]
         with closing(_open(name)) as source:
             indexed = self._index.stamps.get(self._index.file_names[file])
-            first = 0 if checksum is None else 1  # a checksum stands for the time, not for the size
-            if indexed is not None and indexed[first:] != source.stamp[first:]:
+            part = slice(0 if checksum is None else 1, 2)  # a checksum stands for the time alone
+            if indexed is not None and indexed[part] != source.stamp[part]:
                 raise DataError("data.changed-since-indexed", path=name)
             self._check_room(name, source.size)
-            with atomic_write(copy, source.size) as part:
+            with sole_write(copy, source.size) as part:
                 part.truncate(source.size)  # so that its room counts as used
                 if _fetch(source, part, pool) != checksum and checksum is not None:
                     raise _Damaged
@@ -234,8 +239,12 @@ def _make_own(folder: Path) -> None:
 
 
 def _shards(index: Index) -> list[int]:
-    """The files that hold samples, not those that are one: no sample begins at their first byte."""
-    is_shard = np.ones(len(index.file_names), bool)
+    """Files with several samples, not those that are one: no sample begins at their first byte.
+
+    Of a part of the data, only those with samples of this part.
+    """
+    is_shard = np.zeros(len(index.file_names), bool)
+    is_shard[index.file] = True
     is_shard[index.file[index.offset == 0]] = False
     shards: list[int] = np.flatnonzero(is_shard).tolist()
     return shards
@@ -284,11 +293,10 @@ def _checksums(names: list[str]) -> dict[str, str]:
     found = {}
     for folder, paths in groupby(sorted(names), os.path.dirname):
         files = [os.path.basename(path) for path in paths]
-        manifest = manifest_of(folder, tuple(files))
-        splits = manifest.splits.values() if manifest else ()
-        listed = {shard.name: shard.sha256 for split in splits for shard in split.shards}
-        for file in files:
-            checksum = listed.get(file) or listed.get(f"{os.path.basename(folder)}/{file}")
-            if checksum:
-                found[os.path.join(folder, file)] = checksum
+        listed = shards_listed(manifest_of(folder, tuple(files)), folder, files)
+        found |= {
+            os.path.join(folder, file): shard.sha256
+            for file, shard in listed.items()
+            if shard.sha256
+        }
     return found

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,8 +118,7 @@ def manifest_of(root: str, names: tuple[str, ...], *, warns: bool = False) -> Ma
 
     For `warns` see `read_manifest`.
     """
-    whole = root if is_remote(root) else os.path.abspath(root)  # of "train", too, one lies above
-    above, _, last = whole.rstrip("/").rpartition("/")
+    above, last = _above(root)
     for folder, prefix in ((root, ""), (above, f"{last}/")):
         if not folder or (is_remote(root) and folder.endswith(":/")):  # above a server
             continue
@@ -130,6 +130,22 @@ def manifest_of(root: str, names: tuple[str, ...], *, warns: bool = False) -> Ma
         if any(prefix + name in listed for name in names):
             return manifest
     return None
+
+
+def _above(root: str) -> tuple[str, str]:
+    """The folder or URL above a folder, which "train" has too, and the folder's name."""
+    whole = root if is_remote(root) else os.path.abspath(root)
+    above, _, last = whole.rstrip("/").rpartition("/")
+    return above, last
+
+
+def shards_listed(manifest: Manifest | None, root: str, names: Iterable[str]) -> dict[str, Shard]:
+    """The entries of files of a folder, by name, in the manifest that `manifest_of` finds."""
+    splits = manifest.splits.values() if manifest else ()
+    shards = {shard.name: shard for split in splits for shard in split.shards}
+    last = _above(root)[1]
+    found = {name: shards.get(name) or shards.get(f"{last}/{name}") for name in names}
+    return {name: shard for name, shard in found.items() if shard}
 
 
 def is_inside(name: str) -> bool:

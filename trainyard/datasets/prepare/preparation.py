@@ -107,7 +107,9 @@ class Preparation:
     def index(self, scan: Scan, archives: Sequence[Path]) -> Index:
         """The index of a scan of these archives; the saved one if they have not changed."""
         stats = [(path, path.stat()) for path in archives]
-        stamps = [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
+        stamps = [
+            [str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for path, stat in stats
+        ]
         digest = hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
         path = self.folder / f"{digest[:16]}.index"
         with self.counter(f"reading the headers of {archives[0].name}", None) as progress:

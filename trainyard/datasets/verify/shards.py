@@ -9,7 +9,7 @@ from trainyard.data import formats
 from trainyard.data.index.build import Progress, index_scan
 from trainyard.data.index.table import Index
 from trainyard.data.storage.location import ResolvedLocation, find_place
-from trainyard.data.storage.manifest import Shard, manifest_of, read_manifest
+from trainyard.data.storage.manifest import Shard, manifest_of, read_manifest, shards_listed
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import is_remote
 from trainyard.datasets.verify.checks import Check, Finding, checked, of_error
@@ -126,11 +126,10 @@ def _why_broken(place: ResolvedLocation, name: str) -> Finding | None:
 def _listed_beside(place: ResolvedLocation) -> dict[str, Shard]:
     """The entries of a manifest beside files that a glob or a list names, by path."""
     manifest = manifest_of(place.root, place.names)
-    splits = manifest.splits.values() if manifest and manifest.format != "folder" else ()
-    shards = {shard.name: shard for split in splits for shard in split.shards}
-    folder = os.path.basename(place.root.rstrip("/"))
-    found = {name: shards.get(name) or shards.get(f"{folder}/{name}") for name in place.names}
-    return {plain(place.path(name)): shard for name, shard in found.items() if shard}
+    if manifest and manifest.format == "folder":
+        return {}
+    found = shards_listed(manifest, place.root, place.names)
+    return {plain(place.path(name)): shard for name, shard in found.items()}
 
 
 def _path(folder: str, name: str) -> str:
