@@ -47,6 +47,18 @@ def test_mistakes(tmp_path: Path) -> None:
     check(refused(*LAUNCH, "--runtime-env", path), "launch.runtime-env-no-mapping", path=path)
 
 
+def test_tokens_are_not_in_what_ray_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its dashboard has the configuration of a training, where it follows trainings."""
+    pytest.importorskip("ray.train", reason="needs Ray: make .venv/.dev")
+    from trainyard.launch.job import Job
+    from trainyard.launch.ray import RayOptions, _trainer
+
+    monkeypatch.setenv("TRAINYARD_TOKENS", "host=secret")
+    job = Job(("train", "debug"), tmp_path)
+    trainer = _trainer(job, RayOptions(), {"CPU": 1}, board=None, folder=str(tmp_path))
+    assert "secret" not in str(trainer.train_loop_config)
+
+
 def test_attempts_end_with_a_mistake_or_a_signal() -> None:
     """A node that makes a mistake may be the cause that others fail."""
     pytest.importorskip("ray.train", reason="needs Ray: make .venv/.dev")

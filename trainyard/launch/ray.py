@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from trainyard.errors import STOPS, InputError, Stopped, TrainyardError
@@ -108,16 +109,16 @@ def _trainer(
     what, *arguments = job.arguments
     nodes, fewest = options.nodes, options.min_nodes or options.nodes
     has_gpus = "GPU" in bundle
+    settings = {
+        "board": board,
+        "words": ["launch", "agent", *arguments, "--ray", *["--doctor"] * (what == "doctor")],
+        "folder": options.folder,
+        "ranks": options.ranks or bundle.get("GPU", 0) or 1,
+        # Hides GPUs that were not reserved.
+        "variables": passed_on(os.environ) | ({} if has_gpus else {"CUDA_VISIBLE_DEVICES": ""}),
+    }
     return Trainer(
-        run_node,
-        train_loop_config={
-            "board": board,
-            "words": ["launch", "agent", *arguments, "--ray", *["--doctor"] * (what == "doctor")],
-            "folder": options.folder,
-            "ranks": options.ranks or bundle.get("GPU", 0) or 1,
-            # Hides GPUs that were not reserved.
-            "variables": passed_on(os.environ) | ({} if has_gpus else {"CUDA_VISIBLE_DEVICES": ""}),
-        },
+        partial(run_node, settings),  # Ray's dashboard shows a train_loop_config, with its tokens
         backend_config=Attempts(board),
         scaling_config=ScalingConfig(
             num_workers=nodes if fewest == nodes else (fewest, nodes),
