@@ -93,7 +93,7 @@ STARTERS = (
     ),
 )
 _SET_BY_SHELLS = "SLURM_PROCID"
-_PORTS = range(15_000, 30_000)  # below the kernel's ephemeral ports
+PORTS = range(15_000, 30_000)  # below the kernel's ephemeral ports
 _DEFAULT_PORT = 29_500  # torchrun's
 
 
@@ -213,7 +213,7 @@ def meeting_point(world: World, env: Mapping[str, str] = os.environ) -> MeetingP
     host = host or ("127.0.0.1" if world.num_nodes == 1 else first_host(env.get(starter.hosts, "")))
     if not host:
         raise InputError("rank.no-master-addr")
-    derived = _PORTS[crc32(job.encode()) % len(_PORTS)] if job else _DEFAULT_PORT
+    derived = PORTS[crc32(job.encode()) % len(PORTS)] if job else _DEFAULT_PORT
     port = whole("MASTER_PORT", env.get("MASTER_PORT") or str(derived))
     if not 0 < port < 1 << 16:
         raise InputError("rank.malformed-port", value=port)
