@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "trainyard"
 LEVELS = [
     {
         "world",
+        "cgroups",
         "files",
         "errors",
         "section",
@@ -37,6 +38,7 @@ LEVELS = [
 ]
 SIBLINGS = {
     ("world", "errors"),
+    ("world", "cgroups"),
     ("course", "errors"),
     ("course", "image_size"),
     ("files", "errors"),

@@ -73,9 +73,13 @@ def test_a_failure_of_one_rank_is_a_failure_of_all() -> None:
 # --- cores ---
 
 
-def _cores(world: World, masks: list[set[int]], pods: bool) -> tuple[int, int]:
+def _cores(
+    world: World, masks: list[set[int]], pods: bool, quotas: list[dict[int, float]] | None = None
+) -> tuple[int, int]:
     os.environ.pop("OMP_NUM_THREADS", None)  # of the server that ranks are forked from
     os.sched_getaffinity = lambda pid: masks[world.rank]
+    if quotas:
+        world_module.cpu_quotas = lambda: quotas[world.rank]  # type: ignore[attr-defined]
     if pods and world.rank > 1:  # ranks 2 and 3 are alone on another machine
         world_module.kernel = lambda boot=world_module.BOOT_ID: "another"
     world = with_cores(world)
@@ -99,6 +103,35 @@ def test_ranks_share_the_cores_that_they_have_in_common(
     """Ranks with 12 cores of their own had one thread each: their share of those, as if shared."""
     found = spawn(_cores, 4, [set(range(*mask)) for mask in masks], False)
     assert found == [(cores, cores) for cores in wanted]
+
+
+@pytest.mark.parametrize(
+    ("quotas", "wanted"),
+    [
+        ([{1: 8.0}] * 4, [2] * 4),  # one container
+        ([{rank: 4.5, 9: 32.0} for rank in range(4)], [4] * 4),  # one each, in one pod
+        ([{rank: 20.0, 9: 32.0} for rank in range(4)], [8] * 4),
+        ([{1: 64.0}, {1: 64.0}, {}, {2: 0.5}], [16, 16, 16, 1]),
+    ],
+)
+def test_ranks_share_the_quota_of_their_container(
+    quotas: list[dict[int, float]], wanted: list[int]
+) -> None:
+    """4 CPUs of 64 had 64 threads, and were held up in every period."""
+    found = spawn(_cores, 4, [{*range(64)}] * 4, False, quotas)
+    assert found == [(cores, cores) for cores in wanted]
+
+
+@pytest.mark.parametrize(
+    ("quotas", "wanted"), [({}, 64), ({1: 4.0, 2: 8.0}, 4), ({1: 2.5}, 2), ({1: 0.5}, 1)]
+)
+def test_a_process_uses_the_quota_of_its_container(
+    quotas: dict[int, float], wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(world_module, "cpu_quotas", lambda: quotas)
+    assert world_module.usable_cores() == wanted
+    assert cores_per_rank(World()) == wanted
 
 
 def test_ranks_of_other_hosts_have_other_cores() -> None:

@@ -15,6 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from trainyard.cgroups import cpu_quotas
 from trainyard.errors import InputError, PeerError, TrainyardError
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ class World:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Cores that this process may use: of its mask, and by the quotas of its control groups."""
+    return max(1, int(min([len(os.sched_getaffinity(0)), *cpu_quotas().values()])))
 
 
 def kernel(boot: Path = BOOT_ID) -> str:
@@ -62,12 +63,17 @@ def with_cores(world: World) -> World:
     """The world with the number of this rank's cores. All ranks call it.
 
     A rank shares each core that it may use with the ranks of its host that may use it too: some
-    launchers divide a host's cores (Slurm's task affinity, mpirun's binding), others do not.
+    launchers divide a host's cores (Slurm's task affinity, mpirun's binding), others do not. The
+    quota of a control group is shared by the ranks in it.
     """
-    masks = gather(world, (kernel(), os.sched_getaffinity(0)))
-    ranks_on = Counter(core for host, mask in masks if host == kernel() for core in mask)
-    share = sum(Fraction(1, ranks_on[core]) for core in os.sched_getaffinity(0))
-    return replace(world, cores=max(1, int(share)))
+    own, quotas = os.sched_getaffinity(0), cpu_quotas()
+    found = gather(world, (kernel(), own, set(quotas)))
+    here = [(mask, limited) for host, mask, limited in found if host == kernel()]
+    ranks_on = Counter(core for mask, _ in here for core in mask)
+    ranks_in = Counter(group for _, limited in here for group in limited)
+    share = float(sum(Fraction(1, ranks_on[core]) for core in own))
+    shares = [share, *(quota / ranks_in[group] for group, quota in quotas.items())]
+    return replace(world, cores=max(1, int(min(shares))))
 
 
 def cores_per_rank(world: World) -> int:

@@ -1,14 +1,18 @@
 """Who a process is, by the environments that starters really make."""
 
+from itertools import compress, product
+
 import pytest
 
 from tests.errors import raises
 from trainyard.distributed.launcher_variables import (
+    STARTERS,
     MeetingPoint,
     discover,
     first_host,
     meeting_point,
 )
+from trainyard.errors import InputError
 from trainyard.world import World
 
 Env = dict[str, str]
@@ -172,11 +176,33 @@ def test_the_world_that_a_starter_describes(env: Env, expected: World) -> None:
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
         ({"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
         ({"PMI_RANK": "0"}, "PMI_SIZE", "PMI_RANK"),
+        (
+            {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "1"},
+            "SLURM_GTIDS",
+            "SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID",
+        ),
     ],
 )
 def test_what_is_missing_is_named(env: Env, variable: str, given: str) -> None:
     with raises("rank.variable-missing", variable=variable, given=given):
         discover(env)
+
+
+@pytest.mark.parametrize("env", [TASK, TASK | PMI2, SUBMITIT_LOCAL, MPIRUN, TORCHRUN])
+def test_any_part_of_an_environment_is_a_world_or_what_is_missing_is_named(env: Env) -> None:
+    """Containers pass on some variables. SLURM_LOCALID without SLURM_GTIDS was a KeyError."""
+    codes = set()
+    read = {name for starter in STARTERS for name in starter.variables.values()} & env.keys()
+    for kept in product((False, True), repeat=len(read)):
+        part = {name: env[name] for name in compress(sorted(read), kept)}
+        try:
+            found = discover(part)
+        except InputError as error:
+            codes.add(error.code)
+        else:
+            assert found.local_rank < found.local_size
+            assert found.node < found.num_nodes
+    assert codes == {"rank.variable-missing"}
 
 
 def test_a_rank_that_is_none_is_named() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.command_line import Capture, run, shown
 from tests.errors import check, refused
-from trainyard.doctor import machine
+from trainyard import cgroups
 
 pytestmark = pytest.mark.slow
 
@@ -151,8 +151,8 @@ def test_the_limits_of_a_job_count(
     for name, value in ((older if version == 1 else newer) | own).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{value}\n")
-    monkeypatch.setattr(machine, "CGROUP", tmp_path)
-    monkeypatch.setattr(machine, "PROC_CGROUP", tmp_path / "self")
+    monkeypatch.setattr(cgroups, "CGROUP", tmp_path)
+    monkeypatch.setattr(cgroups, "PROC_CGROUP", tmp_path / "self")
     rows = examined(capsys)
     assert rows["cores of a rank"]["found"] == "0.4"
     assert rows["free memory of a rank"]["found"] == "1 GB"

@@ -10,6 +10,7 @@ import pytest
 
 from tests.command_line import Capture, run, shown
 from tests.errors import check, refused
+from trainyard.launch import mpi
 from trainyard.launch.job import Job
 from trainyard.launch.mpi import MpiOptions, _passing_signals, command_line, launch_mpi, variables
 
@@ -26,15 +27,30 @@ HOSTS = """
 """
 
 
-def test_ranks_on_this_machine() -> None:
+def test_ranks_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi, "free_port", lambda: 29501)
     options = MpiOptions(hosts={"localhost": 2})
-    assert command_line(JOB, options, 29501) == HERE.split()
+    assert command_line(JOB, options) == HERE.split()
     assert variables(options) == {
         "OMPI_MCA_odls_base_sigkill_timeout": "5",
         "OMPI_MCA_oob_tcp_if_include": "lo",
     }
 
 
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port below the ephemeral ones: what is free on this machine may be taken on another."""
+    monkeypatch.delattr(mpi, "free_port")
+    monkeypatch.setattr(mpi, "PORTS", range(29501, 29502))
+
+
+@pytest.mark.usefixtures("port")
+def test_ranks_on_another_host() -> None:
+    command = command_line(JOB, MpiOptions(hosts={"a": 2}))
+    assert {"MASTER_ADDR=127.0.0.1", "MASTER_PORT=29501"} <= set(command)
+
+
+@pytest.mark.usefixtures("port")
 def test_ranks_on_several_hosts() -> None:
     options = MpiOptions(
         hosts={"a": 4, "b": 2},
@@ -43,7 +59,7 @@ def test_ranks_on_several_hosts() -> None:
         is_root=True,
         passed_on=("NCCL_DEBUG",),
     )
-    assert command_line(JOB, options, 29501) == HOSTS.split()
+    assert command_line(JOB, options) == HOSTS.split()
     assert variables(options) == {"OMPI_MCA_odls_base_sigkill_timeout": "5"}
 
 

@@ -29,6 +29,7 @@ class Starter:
     """The variable with Slurm's list of hosts; the first one is rank 0's."""
 
 
+_TASKS_OF_NODE = "SLURM_GTIDS"  # 4,5,6,7
 _OF_TORCHRUN = {
     "rank": "RANK",
     "size": "WORLD_SIZE",
@@ -73,8 +74,7 @@ STARTERS = (
             "rank": "SUBMITIT_LOCAL_GLOBALID",
             "size": "SUBMITIT_LOCAL_NTASKS",
             "local_rank": "SUBMITIT_LOCAL_LOCALID",
-            "node": "SUBMITIT_LOCAL_NODEID",
-            "num_nodes": "SUBMITIT_LOCAL_JOB_NUM_NODES",
+            "local_size": "SUBMITIT_LOCAL_NTASKS",  # all are on this machine
         },
         job=("SUBMITIT_LOCAL_JOB_ID",),
     ),
@@ -84,6 +84,7 @@ STARTERS = (
             "rank": "SLURM_PROCID",
             "size": "SLURM_STEP_NUM_TASKS",
             "local_rank": "SLURM_LOCALID",
+            "local_size": _TASKS_OF_NODE,
             "node": "SLURM_NODEID",
             "num_nodes": "SLURM_STEP_NUM_NODES",
         },
@@ -92,8 +93,7 @@ STARTERS = (
     ),
 )
 _SET_BY_SHELLS = "SLURM_PROCID"
-_TASKS_OF_NODE = "SLURM_GTIDS"  # 4,5,6,7
-_PORTS = range(15_000, 30_000)  # below the kernel's ephemeral ports
+PORTS = range(15_000, 30_000)  # below the kernel's ephemeral ports
 _DEFAULT_PORT = 29_500  # torchrun's
 
 
@@ -150,10 +150,11 @@ def _values(starter: Starter, env: Mapping[str, str]) -> dict[str, int]:
     signs = {names["rank"], names["size"]} - {_SET_BY_SHELLS}
     if signs.isdisjoint(env):
         return {}
-    values = {what: whole(name, env[name]) for what, name in names.items() if name in env}
-    if _SET_BY_SHELLS in names.values() and _TASKS_OF_NODE in env:
-        values["local_size"] = len(env[_TASKS_OF_NODE].split(","))
-    return values
+    return {
+        what: len(env[name].split(",")) if name == _TASKS_OF_NODE else whole(name, env[name])
+        for what, name in names.items()
+        if name in env
+    }
 
 
 def _half_set(starter: Starter, values: Mapping[str, int], *wanted: str) -> InputError:
@@ -212,7 +213,7 @@ def meeting_point(world: World, env: Mapping[str, str] = os.environ) -> MeetingP
     host = host or ("127.0.0.1" if world.num_nodes == 1 else first_host(env.get(starter.hosts, "")))
     if not host:
         raise InputError("rank.no-master-addr")
-    derived = _PORTS[crc32(job.encode()) % len(_PORTS)] if job else _DEFAULT_PORT
+    derived = PORTS[crc32(job.encode()) % len(PORTS)] if job else _DEFAULT_PORT
     port = whole("MASTER_PORT", env.get("MASTER_PORT") or str(derived))
     if not 0 < port < 1 << 16:
         raise InputError("rank.malformed-port", value=port)

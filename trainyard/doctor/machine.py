@@ -6,11 +6,11 @@ import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
+from trainyard.cgroups import cpu_quotas, groups, value
 from trainyard.distributed.process_group import FILES_PER_RANK, OWN_FILES
 from trainyard.doctor.check import FAIL, WARN, Check, Context, Options, Row, differing, limit_check
 from trainyard.estimate.memory import checkpoint_bytes, model_sizes
@@ -19,9 +19,6 @@ from trainyard.monitor.environment import versions
 from trainyard.printable import in_bytes, in_seconds
 from trainyard.run.build import build_run_model
 from trainyard.world import cores_per_rank
-
-CGROUP = Path("/sys/fs/cgroup")
-PROC_CGROUP = Path("/proc/self/cgroup")
 
 _FEW_CORES = 2  # per rank: one trains, one decodes
 _LITTLE_MEMORY, _TOO_LITTLE_MEMORY = 4e9, 1e9  # bytes per rank
@@ -136,13 +133,8 @@ def _judge_gpus(values: list[str], context: Context) -> Row:
 
 def _cores(context: Context) -> float:
     """Cores for this rank: its share of the machine's, or of the quota of its job or container."""
-    cores = float(cores_per_rank(context.world))
-    for group in _cgroups("cpu"):
-        quota, *period = (_value(group, "cpu.max", "cpu.cfs_quota_us") or "max").split()
-        if quota not in ("max", "-1"):
-            each = period[0] if period else _value(group, "cpu.cfs_period_us") or "100000"
-            cores = min(cores, float(quota) / float(each) / context.world.local_size)
-    return cores
+    shares = [quota / context.world.local_size for quota in cpu_quotas().values()]
+    return min([cores_per_rank(context.world), *shares])
 
 
 def _memory(context: Context) -> float:
@@ -152,35 +144,14 @@ def _memory(context: Context) -> float:
     """
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free = 1024 * int(lines["MemAvailable"].split()[0])
-    for group in _cgroups("memory"):
-        limit = _value(group, "memory.max", "memory.limit_in_bytes") or "max"
+    for group in groups("memory"):
+        limit = value(group, "memory.max", "memory.limit_in_bytes") or "max"
         if limit != "max":
-            used = int(_value(group, "memory.current", "memory.usage_in_bytes") or 0)
-            kinds = dict(line.split() for line in _value(group, "memory.stat").splitlines())
+            used = int(value(group, "memory.current", "memory.usage_in_bytes") or 0)
+            kinds = dict(line.split() for line in value(group, "memory.stat").splitlines())
             cached = kinds.get("total_inactive_file", kinds.get("inactive_file", 0))
             free = min(free, int(limit) - used + int(cached))
     return free / context.world.local_size
-
-
-def _cgroups(controller: str) -> Iterator[Path]:
-    """The folders of this process's control group and of those above it; see cgroups(7).
-
-    Each may have a limit: the container's, the job's, the user's. Version 1 has a tree for each
-    controller. A container without a namespace of its own sees its group at the root.
-    """
-    for line in PROC_CGROUP.read_text().splitlines() if PROC_CGROUP.exists() else ():
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        root = CGROUP / controller if controllers else CGROUP
-        for group in (own := Path(os.path.normpath(path)), *own.parents):
-            yield root / group.relative_to("/")
-
-
-def _value(group: Path, *names: str) -> str:
-    """The content of the first of these files that a group has; "" if it has none."""
-    path = next((group / name for name in names if (group / name).exists()), None)
-    return path.read_text().strip() if path else ""
 
 
 # --- disks ---

@@ -12,9 +12,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from secrets import choice
 from types import FrameType
 
 from trainyard.distributed.interfaces import free_port
+from trainyard.distributed.launcher_variables import PORTS
 from trainyard.errors import STOPS, InputError
 from trainyard.launch.exit_codes import is_stop
 from trainyard.launch.job import Job
@@ -37,17 +39,22 @@ class MpiOptions:
     passed_on: Sequence[str] = ()
     """Names of variables that ranks on other hosts get too."""
 
+    @property
+    def is_here(self) -> bool:
+        return list(self.hosts) == ["localhost"]
+
 
 def variables(options: MpiOptions) -> dict[str, str]:
     """Defaults for mpirun's environment; the user's own variables take precedence."""
     settings = {"OMPI_MCA_odls_base_sigkill_timeout": str(_WAIT_S)}
-    if list(options.hosts) == ["localhost"]:
+    if options.is_here:
         settings["OMPI_MCA_oob_tcp_if_include"] = "lo"  # it listens on network interfaces otherwise
     return settings
 
 
-def command_line(job: Job, options: MpiOptions, port: int) -> list[str]:
+def command_line(job: Job, options: MpiOptions) -> list[str]:
     """The command that starts all ranks, which meet at a port of the first host."""
+    port = free_port() if options.is_here else choice(PORTS)  # what is free here may be taken there
     first = next(iter(options.hosts)) if len(options.hosts) > 1 else "127.0.0.1"
     words = [options.mpirun, *(["--allow-run-as-root"] if options.is_root else [])]
     words += ["--host", ",".join(f"{host}:{count}" for host, count in options.hosts.items())]
@@ -63,7 +70,7 @@ def launch_mpi(job: Job, options: MpiOptions) -> int:
 
     Signals that end a run make the ranks save first; the code is 130 or 75 if they have.
     """
-    command = command_line(job, options, free_port())
+    command = command_line(job, options)
     try:
         process = subprocess.Popen(
             command,

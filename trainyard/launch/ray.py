@@ -12,9 +12,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from trainyard.errors import STOPS, InputError, Stopped, TrainyardError
@@ -30,19 +31,21 @@ from trainyard.launch.exit_codes import (
 from trainyard.launch.job import Job, passed_on
 from trainyard.launch.output import take_any_text
 from trainyard.launch.signals import handling, stopped_by
-from trainyard.printable import how_many
+from trainyard.printable import how_many, print_line
 from trainyard.world import usable_cores
 
 _CONNECT_S = 10
 _LOOK_S = 0.2
-_LEAVE_S = 10.0  # for Ray Train to return the nodes; else it holds them for some minutes
+_LEAVE_S = 3.0  # for Ray Train to return the nodes; else it holds them for some minutes
 _KILL_S = 5.0  # after a second Ctrl-C
+_TELL_S, _NO_NODES_S = 60.0, 1800.0  # without an attempt: until a remark, and until the end
 _STORE_BYTES = 100_000_000  # the store stays empty; Ray's minimum is about 80 MB
 _VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # avoids a warning
     "RAY_DEDUP_LOGS": "0",  # nodes may print the same, and each line counts
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # a worker stays in the working directory
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10",  # nodes that are counted may be dead
 }
 
 
@@ -82,8 +85,14 @@ def launch_ray(job: Job, options: RayOptions) -> int:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        from trainyard.launch.ray_nodes import Board
+        try:
+            from trainyard.launch.ray_nodes import Board
+            from trainyard.launch.ray_scaling import free_nodes
 
+            free_nodes()
+        except (ImportError, AttributeError) as error:
+            reason = f"{error}".partition("\n")[0]
+            raise InputError("launch.other-ray", version=ray.__version__, reason=reason) from None
         take_any_text()
         bundle = _bundle(options)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -94,7 +103,8 @@ def launch_ray(job: Job, options: RayOptions) -> int:
             handling(STOPS, lambda number, frame: signals.append(number)),
         ):
             trainer = _trainer(job, options, bundle, board=board, folder=folder)
-            return _await_end(trainer, board, signals)
+            waiting = _Waiting(bundle, options.min_nodes or options.nodes)
+            return _await_end(trainer, board, signals, waiting.check)
 
 
 def _trainer(
@@ -108,16 +118,16 @@ def _trainer(
     what, *arguments = job.arguments
     nodes, fewest = options.nodes, options.min_nodes or options.nodes
     has_gpus = "GPU" in bundle
+    settings = {
+        "board": board,
+        "words": ["launch", "agent", *arguments, "--ray", *["--doctor"] * (what == "doctor")],
+        "folder": options.folder,
+        "ranks": options.ranks or bundle.get("GPU", 0) or 1,
+        # Hides GPUs that were not reserved.
+        "variables": passed_on(os.environ) | ({} if has_gpus else {"CUDA_VISIBLE_DEVICES": ""}),
+    }
     return Trainer(
-        run_node,
-        train_loop_config={
-            "board": board,
-            "words": ["launch", "agent", *arguments, "--ray", *["--doctor"] * (what == "doctor")],
-            "folder": options.folder,
-            "ranks": options.ranks or bundle.get("GPU", 0) or 1,
-            # Hides GPUs that were not reserved.
-            "variables": passed_on(os.environ) | ({} if has_gpus else {"CUDA_VISIBLE_DEVICES": ""}),
-        },
+        partial(run_node, settings),  # Ray's dashboard shows a train_loop_config, with its tokens
         backend_config=Attempts(board),
         scaling_config=ScalingConfig(
             num_workers=nodes if fewest == nodes else (fewest, nodes),
@@ -131,24 +141,32 @@ def _trainer(
     )
 
 
-def _await_end(trainer: Any, board: Any, signals: list[int]) -> int:
-    """Run until the end. Returns the exit code. `signals` grows with each signal that arrives."""
+def _await_end(trainer: Any, board: Any, signals: list[int], check: Callable[[float], None]) -> int:
+    """Run until the end. Returns the exit code. `signals` grows with each signal that arrives.
+
+    `check` gets the seconds for which no node has run.
+    """
     import ray
 
     failures: list[str] = []
     # In the main thread Ray Train would handle Ctrl-C, without a checkpoint.
     fit = threading.Thread(target=_fit, args=(trainer, failures), daemon=True)
     fit.start()
-    passed, give_up_at = 0, math.inf
+    passed, give_up_at, ran_at = 0, math.inf, time.monotonic()
     while fit.is_alive() and time.monotonic() < give_up_at:
         fit.join(_LOOK_S)
         for number in signals[passed:]:
             ray.get(board.signal.remote(number))
             is_impatient = passed and number == signal.SIGINT
             give_up_at = time.monotonic() + (_KILL_S if is_impatient else GRACE_S)
+            ran_at = time.monotonic()
             passed += 1
-        if passed and not ray.get(board.is_running.remote()):
-            give_up_at = min(give_up_at, time.monotonic() + _LEAVE_S)
+        if ray.get(board.is_running.remote()):
+            ran_at = time.monotonic()
+        elif not passed:
+            check(time.monotonic() - ran_at)
+        elif time.monotonic() - ran_at > _LEAVE_S:
+            break
     codes = ray.get(board.codes.remote())
     if passed:
         return _code_after(signals[passed - 1], codes)
@@ -250,11 +268,41 @@ def _join(address: str, options: RayOptions) -> None:
 # --- the nodes ---
 
 
+class _Waiting:
+    """Tells once, while a run waits for nodes, what is missing, and ends it after a limit."""
+
+    def __init__(self, bundle: Mapping[str, int], fewest: int) -> None:
+        self._bundle, self._fewest = bundle, fewest
+        self._is_told = False
+
+    def check(self, waited_s: float) -> None:
+        """TrainyardError after the limit, unless others only use the nodes."""
+        from trainyard.launch.ray_scaling import fitting, free_nodes
+
+        self._is_told &= waited_s > _TELL_S
+        if waited_s > _TELL_S and not self._is_told:
+            self._is_told = True
+            print_line(f"{self._error(waited_s, free_nodes())}")
+        if waited_s > _NO_NODES_S:
+            free = free_nodes()
+            is_there = fitting(_nodes(), self._bundle) >= self._fewest
+            if not is_there or fitting(free, self._bundle) >= self._fewest:
+                raise self._error(waited_s, free)
+
+    def _error(self, waited_s: float, free: Iterable[Mapping[str, float]]) -> TrainyardError:
+        return TrainyardError(
+            "launch.no-ray-nodes",
+            seconds=round(waited_s),
+            limit=round(_NO_NODES_S),
+            num_nodes=self._fewest,
+            wanted=_words(self._bundle),
+            found=_listed(free),
+        )
+
+
 def _bundle(options: RayOptions) -> dict[str, int]:
     """Resources to reserve on each node. InputError, which lists what there is, if too few fit."""
-    import ray
-
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = _nodes()
     gpus = options.gpus
     if gpus is None:
         most = sorted((int(node.get("GPU", 0)) for node in nodes), reverse=True)
@@ -264,16 +312,25 @@ def _bundle(options: RayOptions) -> dict[str, int]:
         node for node in nodes if all(node.get(name, 0) >= count for name, count in bundle.items())
     ]
     if len(fit) < options.nodes:
-        there = Counter(_words(node) for node in nodes)
-        listed = ", ".join(f"{count} x ({words})" for words, count in there.items())
         raise InputError(
             "launch.too-few-ray-nodes",
             num_nodes=options.nodes,
             wanted=_words(bundle),
-            found=listed,
+            found=_listed(nodes),
             num_missing=options.nodes - len(fit),
         )
     return bundle
+
+
+def _nodes() -> list[dict[str, float]]:
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _listed(nodes: Iterable[Mapping[str, float]]) -> str:
+    there = Counter(_words(node) for node in nodes)
+    return ", ".join(f"{count} x ({words})" for words, count in there.items())
 
 
 def _words(resources: Mapping[str, float]) -> str:

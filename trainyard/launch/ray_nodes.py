@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 from ray.train import get_context, get_preemption_info
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
@@ -23,11 +25,13 @@ from trainyard.children import SAFE_PATH
 from trainyard.distributed.interfaces import free_port
 from trainyard.errors import Requeued
 from trainyard.launch.exit_codes import GRACE_S, MISTAKES, is_final
+from trainyard.launch.ray_scaling import FreeNodes
 from trainyard.parent import LAUNCHER
 from trainyard.world import began_with
 
 _LOOK_S = 0.5
 _DRAIN_LOOK_S = 5.0  # as often as Ray Train looks for draining nodes
+_SILENCE_S = 5.0  # of a node, or of its worker, that is dead
 _ADDRESS, _PORT = "PET_MASTER_ADDR", "PET_MASTER_PORT"  # see agent.in_pod
 
 _CLEANER = "PlacementGroupCleanerCallback"
@@ -42,13 +46,13 @@ class Board:
     def __init__(self) -> None:
         self._signals: list[int] = []
         self._codes: dict[int, int] = {}
-        self._nodes = 0
+        self._heard: dict[int, float] = {}  # when each node has asked for signals
 
     def begin(self, nodes: int) -> bool:
         """Begin an attempt. False if none is to begin, after a signal or a mistake."""
         if self._signals or any(code in MISTAKES for code in self._codes.values()):
             return False
-        self._codes, self._nodes = {}, nodes
+        self._codes, self._heard = {}, dict.fromkeys(range(nodes), time.monotonic())
         return True
 
     def end(self, node: int, code: int) -> None:
@@ -56,12 +60,15 @@ class Board:
 
     def over(self) -> None:
         """The attempt is over, also on nodes that are lost."""
-        self._nodes = 0
+        self._heard = {}
 
     def signal(self, number: int) -> None:
         self._signals.append(number)
 
-    def signals(self) -> list[int]:
+    def signals(self, node: int) -> list[int]:
+        """All signals so far, for a node that is alive."""
+        if node in self._heard:
+            self._heard[node] = time.monotonic()
         return self._signals
 
     def codes(self) -> dict[int, int]:
@@ -69,15 +76,23 @@ class Board:
         return self._codes
 
     def is_running(self) -> bool:
-        return len(self._codes) < self._nodes
+        """Whether a node of the attempt has not ended, and is heard of."""
+        since = time.monotonic() - _SILENCE_S
+        return any(heard > since for node, heard in self._heard.items() if node not in self._codes)
 
 
 class Trainer(DataParallelTrainer):  # type: ignore[misc]
-    """Ray Train's trainer, without an actor that outlives the run.
+    """Ray Train's trainer, which counts the nodes by itself (see ray_scaling.py), and without an
+    actor that outlives the run.
 
     The actor removes resources of a run that is gone, as Ray does anyway at the end of a job. On a
     cluster without a dashboard it cannot know that the run is gone, and complains every second.
     """
+
+    def _initialize_and_run_controller(self, **parts: Any) -> Any:
+        return super()._initialize_and_run_controller(
+            **parts | {"scaling_policy": FreeNodes(self.scaling_config)}
+        )
 
     def _create_default_callbacks(self) -> list[Any]:
         return [
@@ -126,7 +141,10 @@ def _end_agent() -> None:
 
 
 def run_node(settings: Mapping[str, Any]) -> None:
-    """Run the agent of this node. RuntimeError if another start may help."""
+    """Run the agent of this node. RuntimeError if another start may help.
+
+    RayActorError, which Ray does not count, if the ranks have saved as a node is drained.
+    """
     if _ADDRESS not in os.environ:
         return
     context, board, sent = get_context(), settings["board"], 0
@@ -136,13 +154,13 @@ def run_node(settings: Mapping[str, Any]) -> None:
     drained = threading.Event()
     threading.Thread(target=_save_before_drain, args=(agent, drained), daemon=True).start()
     while not _has_ended(agent):
-        for number in ray.get(board.signals.remote())[sent:]:
+        for number in ray.get(board.signals.remote(node))[sent:]:
             agent.send_signal(number)
             sent += 1
     code = agent.returncode
     ray.get(board.end.remote(node, code))
     if drained.is_set() and code == Requeued.exit_code:
-        threading.Event().wait()  # Ray Train ends this worker, and does not count that
+        raise RayActorError(error_msg=f"node {node} has saved", preempted=True)
     if not is_final(code):
         raise RuntimeError(f"node {node} has ended with exit code {code}")
 
@@ -176,9 +194,15 @@ def _has_ended(agent: "subprocess.Popen[bytes]") -> bool:
 
 
 def _save_before_drain(agent: "subprocess.Popen[bytes]", drained: threading.Event) -> None:
-    """Have all ranks save once Ray drains a node of the run. A collective call of all workers."""
-    while get_preemption_info() is None:
-        if drained.wait(_DRAIN_LOOK_S):
-            return
-    drained.set()
-    agent.send_signal(signal.SIGUSR1)
+    """Have all ranks save in time once Ray drains a node of the run.
+
+    They train on until GRACE_S before the node is taken back. A collective call of all workers.
+    """
+    while agent.poll() is None:
+        if (notice := get_preemption_info()) is not None:
+            drained.set()
+            deadline = (notice.deadline_ms or 0) / 1000  # none is given: Ray waits for two minutes
+            if deadline - time.time() <= GRACE_S:
+                agent.send_signal(signal.SIGUSR1)
+                return
+        time.sleep(_DRAIN_LOOK_S)

@@ -36,13 +36,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def launch(options: argparse.Namespace) -> int:
     """Run `trainyard launch mpi`; returns the exit code."""
-    from trainyard.distributed.interfaces import free_port
     from trainyard.launch.mpi import command_line, launch_mpi, variables
 
     job, mpi = job_of(options, is_here=options.hosts is None), _options(options)
     if options.dry_run:
         settings = [f"{name}={value}" for name, value in variables(mpi).items()]
-        print_command(["env", *settings, *command_line(job, mpi, free_port())])
+        print_command(["env", *settings, *command_line(job, mpi)])
         return 0
     return launch_mpi(job, mpi)
 

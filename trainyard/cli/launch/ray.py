@@ -27,7 +27,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--min-nodes",
         type=positive,
         metavar="N",
-        help="go on without nodes that are gone, after RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S (60)",
+        help="go on without nodes that are gone",
     )
     add_restarts(parser)
     where = parser.add_mutually_exclusive_group()
