@@ -1,27 +1,34 @@
 """Models and augmentations of the user, imported from the working directory alone."""
 
 import json
+import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from tests.command_line import SHORT, Capture, newest, run
 from tests.docs.pages import DOCS, blocks
 from tests.errors import raises
+from tests.steps import make_step, plain_batch
 from trainyard.config import load_recipe
 from trainyard.data.augment.extra import Extra, check_extra
 from trainyard.data.batch import Batch, Keys
 from trainyard.model.build import build_model
 from trainyard.model.config import ModelConfig
 from trainyard.own_code import announce, find
+from trainyard.world import World
 
 NAME = "nets_of_a_test"  # no other test may import it
 OWN = ("--model.name", f"{NAME}:small", "--augment.extra", f"{NAME}:noise")
 WRONG = """
+import random
+import numpy
 import torch
 from torch import nn
 number = 5
@@ -30,6 +37,8 @@ def maps(num_classes): return nn.Conv2d(3, 4, 3)
 def fails(num_classes): raise ValueError("oh no")
 def blind(): return nn.Identity()
 def halves(images, labels, generator): return images[:, :, ::2]
+def by_numpy(images, labels, generator): return images + numpy.random.rand()
+def by_python(images, labels, generator): return images + random.random()
 def forgets(images, labels, generator): images.add_(1)
 """
 
@@ -64,11 +73,26 @@ def test_a_run_and_what_follows_it(here: Path, digits: Path, capsys: Capture) ->
 
 
 def test_a_run_that_goes_on_gets_the_same_noise(here: Path, digits: Path) -> None:
-    options = ("--data", digits, *OWN, *SHORT, "--json", "--run.save_every", "1 steps")
+    """By NumPy's global generator; that of the program which trains goes on where it was."""
+    own = ("--model.name", f"{NAME}:small", "--augment.extra", f"{NAME}:by_numpy")
+    options = ("--data", digits, *own, *SHORT, "--json", "--run.save_every", "1 steps")
     for folder, resumed in (("whole", "auto"), ("rest", "whole/checkpoints/step-00000001")):
+        before = states()  # the first run imports libraries that draw a number
         assert run("train", "debug", "--run", folder, "--run.resume", resumed, *options) == 0
     one, other = (load_file(newest(Path(f)) / "model.safetensors") for f in ("whole", "rest"))
     assert all(torch.equal(one[name], other[name]) for name in one)
+    after = states()
+    assert [name for name, state in before.items() if after[name] != state] == []
+
+
+def states() -> dict[str, object]:
+    """The states of the global generators."""
+    _, keys, position, *_ = np.random.get_state()
+    return {
+        "python": random.getstate(),
+        "numpy": (np.asarray(keys).tobytes(), position),
+        "torch": torch.get_rng_state().numpy().tobytes(),
+    }
 
 
 @pytest.mark.parametrize(
@@ -113,7 +137,8 @@ def test_mistakes_in_an_augmentation(name: str, code: str, here: Path) -> None:
         check_extra(f"{NAME}:{name}", shape=(3, 8, 8), num_classes=5, device=torch.device("cpu"))
 
 
-def test_the_noise_is_of_seed_position_and_rank(here: Path) -> None:
+@pytest.mark.parametrize("name", ["noise", "by_numpy", "by_python"])
+def test_the_noise_is_of_seed_position_and_rank(name: str, here: Path) -> None:
     def noise(seed: int, position: int, rank: int) -> torch.Tensor:
         ids, ones = torch.arange(2), torch.ones(2)
         batch = Batch(
@@ -126,11 +151,29 @@ def test_the_noise_is_of_seed_position_and_rank(here: Path) -> None:
             lam=ones,
         )
         keys = Keys(np.arange(2), np.arange(2), position)
-        return Extra(f"{NAME}:noise", seed=seed, rank=rank)(batch, keys).images_BCHW
+        return Extra(f"{NAME}:{name}", seed=seed, rank=rank)(batch, keys).images_BCHW
 
     assert torch.equal(noise(0, 64, 1), noise(0, 64, 1))
     for other in ((1, 64, 1), (0, 128, 1), (0, 64, 0)):
         assert not torch.equal(noise(0, 64, 1), noise(*other))
+
+
+def test_a_model_draws_from_any_generator_by_the_step_and_the_rank() -> None:
+    class Noisy(nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            drawn.append((random.random(), np.random.rand(), float(torch.rand(()))))
+            return images.flatten(1)[:, :5] * weight
+
+    weight, drawn = nn.Parameter(torch.ones(5)), list[tuple[float, ...]]()
+    model = Noisy()
+    model.register_parameter("weight", weight)
+    batch = plain_batch(torch.rand(4, 3, 4, 4), torch.arange(4))
+    for step, rank in ((3, 0), (3, 0), (4, 0), (3, 1)):
+        passes = replace(make_step(model).passes, world=World(rank=rank, size=2))
+        passes(batch, step, micro=None, divisor=lambda: torch.tensor(4.0), scale=torch.ones(()))
+    first, again, *others = drawn
+    assert first == again
+    assert all(of not in other for of in first for other in others)
 
 
 def test_code_in_a_run_directory_is_never_imported(here: Path) -> None:

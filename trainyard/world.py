@@ -5,6 +5,7 @@ ranks; in a world of one they return at once, without torch.distributed.
 """
 
 import os
+import random
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
@@ -135,16 +136,34 @@ def began_with(pid: int) -> Set[str]:
 
 
 def seed_generators(seed: int, device: "torch.device") -> None:
-    """Seed torch's generators of the CPU and of a device.
+    """Seed the global generators of Python, of NumPy, and of torch on the CPU and on a device.
 
     torch.manual_seed would also keep a call and its traceback for each kind of device that is not
     in use: 4 ms, and memory that grows with every call.
     """
+    import numpy as np
     import torch
 
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
+
+
+@contextmanager
+def own_generators() -> Iterator[None]:
+    """Inside, global generators of the CPU may be seeded; the caller's go on where they were."""
+    import numpy as np
+    import torch
+
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
 
 
 def check_devices(world: World, device: "torch.device") -> None:

@@ -44,7 +44,7 @@ from trainyard.run.probe import put_probe
 from trainyard.run.resume import is_new_run
 from trainyard.training.precision import use_precision, use_same_kernels
 from trainyard.training.step import Loss
-from trainyard.world import World, check_devices, pick_device, together
+from trainyard.world import World, check_devices, pick_device, seed_generators, together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def build_parts(
         course = build_run_course(config, order.epoch_samples)
         _check(config, data, course, world=world, device=device)
         schedule = build_run_schedule(config, course)
-        torch.manual_seed(config.run.seed)  # the same first weights on every rank
+        seed_generators(config.run.seed, device)  # the same first weights on every rank
         model = build_run_model(config, len(classes))
         check_batch_norm(config, model, course, world)
         if is_new:

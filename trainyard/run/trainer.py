@@ -49,7 +49,7 @@ from trainyard.training.recorded import record
 from trainyard.training.saver import Saver
 from trainyard.training.step import TrainStep
 from trainyard.training.stop import StopSignal
-from trainyard.world import World, gather, together, with_cores
+from trainyard.world import World, gather, own_generators, together, with_cores
 
 _LAG = 8  # steps that replicas may drift apart if they do not wait for each other
 
@@ -65,6 +65,7 @@ def train(config: RunConfig, folder: str | Path, *, world: World, console: Conso
         return train_joined(config, directory, world, console=console, watchdog=watchdog)
 
 
+@own_generators()
 def train_joined(
     config: RunConfig, folder: RunDirectory, world: World, *, console: Console, watchdog: Watchdog
 ) -> Outcome:

@@ -23,10 +23,10 @@ _STREAM = 11  # keeps it independent of other uses of the same seed
 class Extra:
     """Calls function(images, labels, generator) -> images on a rank's batch.
 
-    The generator, and torch's global ones, are seeded by (seed, position, rank) for each batch, so
-    a replay is exact. RecipeError unless the result has the shape, dtype and device of the images.
-    The labels are class numbers, int64[B]; of lists of labels, what `multi_hot` makes of the
-    numbers of lists: float32[B, classes].
+    The generator, and the global ones of Python, NumPy and torch, are seeded by (seed, position,
+    rank) for each batch, so a replay is exact. RecipeError unless the result has the shape, dtype
+    and device of the images. The labels are class numbers, int64[B]; of lists of labels, what
+    `multi_hot` makes of the numbers of lists: float32[B, classes].
     """
 
     def __init__(
