@@ -22,7 +22,7 @@ from trainyard.data._native import core, own_decoder
 from trainyard.data.decode import decode
 from trainyard.data.decode.array_file import array_file
 from trainyard.data.decode.crops import CentralCrop, Crops, Interpolation
-from trainyard.data.decode.decode import BadImageError, decode_batch, reference_image
+from trainyard.data.decode.decode import BACKGROUND, BadImageError, decode_batch, reference_image
 from trainyard.data.decode.orientation import TAG, upright
 from trainyard.data.decode.packed_record import pixels_of, record_of_pixels
 from trainyard.data.storage.encoded import EncodedSpans
@@ -93,9 +93,7 @@ DEEP = Image.fromarray((np.arange(64 * 48).reshape(48, 64) * 21).astype(np.uint1
 KINDS = {
     "rgb.png": encode(FLOWER, "PNG"),
     "rgba.png": encode(FLOWER.convert("RGBA"), "PNG"),
-    "half transparent.png": encode(Image.new("RGBA", (9, 5), (250, 10, 90, 100)), "PNG"),
     "palette.png": encode(FLOWER.quantize(64), "PNG"),
-    "palette with transparency.png": encode(FLOWER.quantize(64), "PNG", transparency=3),
     "16 bit.png": encode(DEEP, "PNG"),
     "1 bit.png": encode(FLOWER.convert("1"), "PNG"),
     "grey.png": encode(FLOWER.convert("L"), "PNG"),
@@ -117,6 +115,69 @@ KINDS = {
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_equals_pillow(name: str) -> None:
     np.testing.assert_array_equal(decoded(KINDS[name]), np.asarray(pillow(KINDS[name])))
+
+
+# --- transparency ---
+
+
+def layer(hidden: int, opacity: int) -> NDArray[np.uint8]:
+    """uint8[8, 6, 4]: grey 200 on the left, and right of it grey `hidden` of an opacity."""
+    pixels_HWC = np.full((8, 6, 4), (200, 200, 200, 255), np.uint8)
+    pixels_HWC[:, 3:] = (hidden, hidden, hidden, opacity)
+    return pixels_HWC
+
+
+def _palette(pixels_HWC: NDArray[np.uint8], opacities: bytes | int) -> bytes:
+    image = Image.fromarray((pixels_HWC[..., 0] != 200).astype(np.uint8), "P")
+    image.putpalette([200] * 3 + [int(pixels_HWC[0, 5, 0])] * 3)
+    return encode(image, "PNG", transparency=opacities)
+
+
+def _rgba(kind: str, **options: Any) -> Callable[[NDArray[np.uint8]], bytes]:
+    return lambda pixels_HWC: encode(Image.fromarray(pixels_HWC, "RGBA"), kind, **options)
+
+
+LAYERS: dict[str, Callable[[NDArray[np.uint8]], bytes]] = {
+    "rgba.png": _rgba("PNG"),
+    "rgba.tif": _rgba("TIFF"),
+    "rgba.webp": _rgba("WEBP", lossless=True, exact=True),
+    "la.png": lambda pixels: encode(Image.fromarray(pixels[..., ::3].copy(), "LA"), "PNG"),
+    "deep.png": lambda pixels: deep_png(pixels.astype(np.uint16) * 257, 6),
+    "palette.png": lambda pixels: _palette(pixels, bytes([255, int(pixels[0, 5, 3])])),
+}
+# Formats in which a colour is hidden as a whole.
+KEYED: dict[str, Callable[[NDArray[np.uint8]], bytes]] = {
+    "palette.gif": lambda pixels: encode(Image.open(io.BytesIO(_palette(pixels, 1))), "GIF"),
+    "key of palette.png": lambda pixels: _palette(pixels, 1),
+    "key of grey.png": lambda pixels: encode(
+        Image.fromarray(pixels[..., 0].copy()), "PNG", transparency=int(pixels[0, 5, 0])
+    ),
+    "key of rgb.png": lambda pixels: encode(
+        Image.fromarray(pixels[..., :3].copy()), "PNG", transparency=(int(pixels[0, 5, 0]),) * 3
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS | KEYED)
+def test_what_is_hidden_does_not_show(name: str) -> None:
+    encoded = (LAYERS | KEYED)[name]
+    for hidden in (0, 90, 255):
+        content = encoded(layer(hidden, 0))
+        found = decoded(content)
+        assert (found[:, :3] == 200).all()
+        assert (found[:, 3:] == BACKGROUND).all()
+        luminance = np.asarray(reference_image(content, 1))
+        assert np.array_equal(luminance, np.asarray(Image.fromarray(found).convert("L")))
+        record = storing(PackOptions("packed", pixels=True))(content)
+        assert np.array_equal(pixels_of(record), found)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_is_half_hidden_lies_on_the_background(name: str) -> None:
+    found = decoded(LAYERS[name](layer(255, 51)))
+    expected = np.array(BACKGROUND) * 0.8 + 255 * 0.2
+    np.testing.assert_allclose(found[:, 3:], np.broadcast_to(expected, (8, 3, 3)), atol=1)
+    assert (found[:, :3] == 200).all()
 
 
 # --- other numbers of channels ---
@@ -255,11 +316,12 @@ def png_of_size(width: int, height: int) -> bytes:
     return png(width, height, 8, 2, bytes(1 << 16))
 
 
+OPAQUE_HW = np.full_like(RAMP_HW, 65535)
 DEEP_KINDS = {
     "grey.png": deep_png(RAMP_HW, 0),
-    "grey and alpha.png": deep_png(np.stack([RAMP_HW, RAMP_HW], axis=2), 4),
+    "grey and alpha.png": deep_png(np.stack([RAMP_HW, OPAQUE_HW], axis=2), 4),
     "rgb.png": deep_png(RAMP_HWC, 2),
-    "rgba.png": deep_png(np.concatenate([RAMP_HWC, RAMP_HWC[..., :1]], axis=2), 6),
+    "rgba.png": deep_png(np.concatenate([RAMP_HWC, OPAQUE_HW[..., None]], axis=2), 6),
     "grey.tif": encode(Image.fromarray(RAMP_HW), "TIFF"),
     "grey, big-endian.tif": encode(Image.fromarray(RAMP_HW), "TIFF", big_endian=True),
     "grey.pgm": b"P5 64 48 65535\n" + RAMP_HW.astype(">u2").tobytes(),

@@ -21,7 +21,7 @@ from tests.browser import chromium
 from tests.command_line import Capture, run
 from tests.errors import check, raises, refused
 from trainyard.classifier import Classifier, load
-from trainyard.data.decode.decode import reference_image
+from trainyard.data.decode.decode import BACKGROUND, reference_image
 from trainyard.export import page as page_module
 from trainyard.export.export import Exporter
 from trainyard.export.page import model_in, read_runtime
@@ -140,24 +140,41 @@ def transparent(mode: str) -> bytes:
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_alpha_is_dropped_in_a_browser_as_in_training(mode: str, channels: int) -> None:
-    """A page put transparent pixels on black, and training takes the colours that are stored."""
+def test_a_browser_hides_what_training_hides(mode: str, channels: int) -> None:
+    """Single grey levels differ: a canvas multiplies by alpha and rounds."""
     content = transparent(mode)
     (script,) = re.findall(r"function bitmapOf.*?(?=function show)", TEMPLATE.read_text(), re.S)
-    settings = json.dumps({"channels": channels, "exif": False})
+    about = {"background": BACKGROUND, "channels": channels, "exif": False}
     call = "async (bytes) => [...pixelsOf(await bitmapOf(new Blob([new Uint8Array(bytes)])))]"
     with chromium() as browser:
         tab = browser.new_page()
         names = "Object.assign(globalThis, { pixelsOf, bitmapOf });"
-        tab.evaluate(f"() => {{ {script} globalThis.settings = {settings}; {names} }}")
+        tab.evaluate(f"() => {{ {script} globalThis.settings = {json.dumps(about)}; {names} }}")
         found = tab.evaluate(call, list(content))
-    expected = np.asarray(reference_image(content, channels))
-    assert found == expected.reshape(-1).tolist()
+    expected = np.asarray(reference_image(content, channels)).reshape(-1).astype(int)
+    assert np.abs(expected - found).max() <= 1
 
 
-def test_alpha_is_dropped_wherever_an_image_is_read(convolutions: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["onnx", "pt2"])
+def test_the_code_in_the_card_prepares_images_as_predict_does(
+    kind: str, convolutions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transparent ones, and grey of 16 bits, which Pillow turns white."""
+    monkeypatch.chdir(tmp_path)
+    assert run("export", convolutions, f"m.{kind}", "--photograph") == 0
+    (code,) = re.findall(r"```python\n(.*?)```", Path(f"m.{kind}.md").read_text(), re.DOTALL)
+    deep = io.BytesIO()
+    grey = data.coffee()[..., 0]  # type: ignore[no-untyped-call]
+    Image.fromarray(grey.astype(np.uint16) * 257).save(deep, "PNG")
+    for content in (transparent("RGBA"), transparent("LA"), deep.getvalue()):
+        Path("image.png").write_bytes(content)
+        known: dict[str, Any] = {}
+        exec(code, known)
+        assert np.array_equal(known["photograph"], np.asarray(reference_image(content)))
+
+
+def test_a_file_and_an_open_image_are_the_same(convolutions: Path, tmp_path: Path) -> None:
     classifier = load(convolutions)
-    model = exported(classifier, tmp_path, "pt2")
     for mode in ("RGBA", "LA", "P"):
         path = tmp_path / f"{mode}.png"
         path.write_bytes(transparent("RGBA" if mode == "P" else mode))
@@ -167,8 +184,6 @@ def test_alpha_is_dropped_wherever_an_image_is_read(convolutions: Path, tmp_path
         (expected,) = classifier.predict([plain])
         (said,), (opened,) = classifier.predict([path]), classifier.predict([Image.open(path)])
         assert said == opened == expected
-        shares = model(np.array(plain))["probabilities"]
-        assert classifier.classes[shares.argmax()] == expected[0].name
 
 
 @pytest.mark.night

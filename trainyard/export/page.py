@@ -12,6 +12,7 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
+from trainyard.data.decode.decode import BACKGROUND
 from trainyard.errors import InputError
 from trainyard.export.description import Description
 
@@ -53,7 +54,12 @@ def page(about: Description, model: bytes, runtime: Mapping[str, bytes]) -> str:
     """The page, with a model that takes photographs."""
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
     template = environment.from_string(Path(__file__).with_name("page.html").read_text("utf-8"))
-    settings = {"channels": about.channels, "classes": about.classes, "exif": about.exif}
+    settings = {
+        "background": BACKGROUND,
+        "channels": about.channels,
+        "classes": about.classes,
+        "exif": about.exif,
+    }
     title = f"{about.architecture}, {len(about.classes):,} classes"
     accuracy = about.evaluation.get("top1")
     measured = "" if accuracy is None else f" Top-1 accuracy of the run: {accuracy:.1%}."

@@ -71,6 +71,8 @@ _OF_PICTURES = (1, 3)  # channels
 _KnownCrops = RandomCropParameters | CentralCrop
 """Crops that the extension makes by itself, once it has read the header of an image."""
 
+BACKGROUND = (124, 116, 104)
+"""The colour behind transparent pixels: ImageNet's mean, in every recipe, pack and export."""
 MAX_PIXELS = 178_956_970  # Pillow's own limit; larger images are taken for decompression bombs
 
 
@@ -311,7 +313,8 @@ def _images(
 
 
 def reference_image(content: bytes, channels: int = 3) -> Image.Image:
-    """The whole image by Pillow; grey, palette, CMYK and alpha are converted.
+    """The whole image by Pillow; grey, palette and CMYK are converted, transparency is laid on
+    BACKGROUND.
 
     `channels`: 3 for RGB, or 1 for luminance.
     """
@@ -322,13 +325,21 @@ def reference_image(content: bytes, channels: int = 3) -> Image.Image:
         if channels == 3:
             return as_rgb(image)
         image.draft("L", image.size)  # of a JPEG the Y, without a way through RGB
-        return (image if image.mode == "L" else as_rgb(image)).convert("L")
+        return (image if _is_grey(image) else as_rgb(image)).convert("L")
 
 
 def is_grey(content: bytes) -> bool:
-    """True for an image of 8-bit grey values. BadImageError if it cannot be opened."""
+    """True for an image of 8-bit grey values alone. BadImageError if it cannot be opened."""
     with _blamed(content):
-        return open_lazily(content).mode == "L"
+        return _is_grey(open_lazily(content))
+
+
+def _is_grey(image: Image.Image) -> bool:
+    return image.mode == "L" and not _has_alpha(image)
+
+
+def _has_alpha(image: Image.Image) -> bool:
+    return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
 
 
 def _channel_images(content: bytes, channels: int) -> list[Image.Image]:
@@ -366,6 +377,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
     Pillow's own conversion turns all values above 255 white. This one takes the upper 8 of 16 bits,
     as Pillow does for RGB; Pillow scales a PGM of more than 8 bits to 16. Floats go from 0 to 1.
+    Transparent pixels have no colour of their own, whatever is stored: they show BACKGROUND.
     """
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
         return _grey(np.asarray(image) >> 8)
@@ -376,6 +388,10 @@ def as_rgb(image: Image.Image) -> Image.Image:
         if not (pixels.min() >= 0 and pixels.max() <= 1):
             raise BadImageError("grey of floats that are not all from 0 to 1: store it in 8 bits")
         return _grey(np.rint(pixels * 255))
+    if _has_alpha(image):
+        picture, found = image.convert("RGBA"), Image.new("RGB", image.size, BACKGROUND)
+        found.paste(picture, mask=picture)
+        return found
     return image.convert("RGB")
 
 
