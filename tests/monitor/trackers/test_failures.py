@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -12,10 +13,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.command_line import SHORT, Capture, run
 from tests.errors import check, refused
 from tests.monitor.trackers.test_read_back import environment
+from trainyard.files import RunDirectory
 from trainyard.monitor.history import read_history
 from trainyard.monitor.reports import Report
 from trainyard.monitor.trackers.tensorboard import TensorboardTracker
 from trainyard.monitor.trackers.tracker import Guarded, Tracker
+from trainyard.monitor.trackers.wandb import WandbTracker
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +49,24 @@ def test_nobody_is_logged_in(digits: Path, tmp_path: Path) -> None:
     assert done.stderr.startswith("trainyard: watch.wandb: No API key")
     assert done.stderr.count("\n") == 1
     assert "WANDB_MODE=offline" in done.stderr
+
+
+def test_the_end_of_a_process_does_not_wait_for_wandb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W&B tries a server that is away for 90 s by default, and the interpreter waits for it."""
+    wandb = pytest.importorskip("wandb")
+    given: list[float] = []
+
+    def init(*, settings: Any, **_: object) -> None:
+        given.append(settings.init_timeout)
+        raise OSError("no answer")
+
+    monkeypatch.setattr(wandb, "setup", lambda **_: None)
+    monkeypatch.setattr(wandb, "init", init)
+    with pytest.raises(OSError, match="no answer"):
+        WandbTracker(RunDirectory(tmp_path), {}, project="p", artifacts=False, best_by="top1")
+    assert given == [20]
 
 
 def test_one_that_cannot_begin_does_not_end_the_run(
@@ -130,6 +151,30 @@ def test_one_that_hangs_does_not_keep_the_run(
         guarded.close()
     assert len(warnings) == 2
     assert all("watch.hangs" in warning for warning in warnings)
+
+
+def test_one_that_never_answers_is_waited_for_once(
+    answers: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten steps took 100 s: it was waited for at the start, and as long at the end."""
+    waits = []
+
+    class Waiting(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            return super().wait(0)
+
+    def opened() -> Tracker:
+        assert answers.wait(60)
+        return Tracking(answers)
+
+    monkeypatch.setattr("trainyard.monitor.trackers.tracker.Event", Waiting)
+    warnings: list[str] = []
+    guarded = Guarded("away", opened, warnings.append)
+    guarded.write(REPORT)
+    guarded.close()
+    assert waits == [10, 0]
+    assert len(warnings) == 1
 
 
 def test_one_that_fails_is_off_and_that_is_said_once(answers: threading.Event) -> None:

@@ -15,7 +15,7 @@ from trainyard.installation import install_hint
 from trainyard.monitor.history import best_of, read_history
 from trainyard.monitor.reports import Report
 
-_START_S = 20.0  # for an answer before training starts; then a tracker may take longer
+_START_S = 10.0  # for an answer before training starts; then a tracker may take longer
 _PATIENCE_S = 300.0  # for unsent data at the end of a run
 _LOGIN = re.compile(r"://[^/\s\"<>]*@")
 # Fields of every report, whatever its kind; some trackers have a "time" of their own.
@@ -122,13 +122,13 @@ class Guarded:
         self._add(lambda tracker: tracker.complete())
 
     def close(self) -> None:
-        """Waits for unsent data, for some minutes at most."""
+        """Waits for unsent data, for some minutes at most; not for a server that never answered."""
         self._check()
         self._jobs.put(None)
         is_at_work = self._opened.is_set() and not self._is_off
-        patience_s = _PATIENCE_S if is_at_work else _START_S
-        if not self._ended.wait(patience_s) and not self._error:
-            self._error = TimeoutError(f"unsent data after {patience_s:.0f} seconds")
+        if not self._ended.wait(_PATIENCE_S if is_at_work else 0) and not self._error:
+            told = f"unsent data after {_PATIENCE_S:.0f} seconds" if is_at_work else "no answer"
+            self._error = TimeoutError(told)
         self._check()
 
     def _add(self, job: Callable[[Tracker], None]) -> None:

@@ -14,6 +14,7 @@ from trainyard.monitor.reports import Report
 from trainyard.monitor.trackers.tracker import BestEvaluation, TrackerIds, numbers, reason
 
 _PATIENCE_S = 300.0  # for unsent data at the end of a run; `wandb sync` sends the rest
+_INIT_S = 20.0  # for an answer; the end of a process waits for the rest of it
 
 
 class WandbTracker:
@@ -49,6 +50,7 @@ class WandbTracker:
                         silent=True,
                         console="off",
                         reinit="create_new",  # leaves alone other runs of this process
+                        init_timeout=_INIT_S,
                         finish_timeout=_PATIENCE_S,
                     ),
                 )
