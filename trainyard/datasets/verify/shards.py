@@ -100,8 +100,8 @@ def _left_out(split: str, index: Index) -> Check:
     kinds, total = index.left_out.kinds, index.left_out.total
     said = (f"{n:,} {kind}, such as {name}" for kind, (n, name) in kinds.items())
     lines = [Finding("verify.left-out", line) for line in said]
-    whole = f"{len(index) + total:,} found"
-    return checked(split, "left out", whole, lines, count=total, otherwise="note")
+    whole, count = f"{len(index) + total:,} found", sum(n for n, _ in kinds.values())
+    return checked(split, "left out", whole, lines, count=count, otherwise="note")
 
 
 def _shards_in(place: ResolvedLocation) -> list[str]:
