@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from trainyard.data.index.label_space import name_remarks
 from trainyard.data.index.table import Index
 from trainyard.errors import DataError
 
@@ -39,6 +40,7 @@ def class_remarks(
         ]
         if everywhere:
             remarks.append(f"all training images have the label {_some(everywhere)}")
+    remarks += name_remarks(train.classes) if train.has_names else []
     if shared := _shared_folders(train):
         remarks.append(
             f"{train.root}: its classes {_some(train.classes)} hold the same folders, "

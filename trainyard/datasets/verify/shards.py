@@ -70,6 +70,8 @@ def index_anew(files: Files, path: Path, progress: Progress) -> tuple[Index | No
             raise _of_folder(error, place) from None
         findings = [*broken.values()] or [of_error(error, place.location)]
         whole = tuple(name for name in names if name not in broken)
+        if not whole and isinstance(error, DataError) and error.code in formats.FITS_NONE:
+            raise
         check = checked(files.split, "structure", how_many(len(names), "file"), findings)
         if not broken or not whole:
             return None, [check]
