@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Capture, run
-from tests.data.tars import write_files
+from tests.data.tars import write_files, write_tar
 from tests.data.test_overlap import opened
 from tests.data.test_verify import silent
 from tests.errors import check, raises, refused
+from trainyard.data.index.build import open_index
 from trainyard.data.index.layout import doubt_about
+from trainyard.data.index.learnable import class_remarks
 from trainyard.data.index.merge import merged_splits
 from trainyard.datasets.verify.checks import Check
 from trainyard.datasets.verify.verify import verify
@@ -119,3 +121,10 @@ def test_a_location_that_is_named_as_training_data_is_taken(
     assert opened(place, None, val_share=0.5).val.classes == ("images_1", "images_2")
     assert run("data", "show", place) == 0
     assert "images_1" in capsys.readouterr().err
+
+
+def test_classes_of_a_tar_that_are_named_like_parts_are_told(tmp_path: Path) -> None:
+    """Its class is the folder that holds the image: the masks of Oxford Pets too."""
+    names = ["pets/images/1.jpg", "pets/images/2.jpg", "pets/trimaps/1.png"]
+    place = write_tar(tmp_path / "pets.tar", [(name, b"x") for name in names])
+    assert any("'trimaps'" in text for text in class_remarks(open_index(str(place)), None))

@@ -150,3 +150,14 @@ def test_hashes_of_names_take_no_objects() -> None:
     tracemalloc.stop()
     assert len(np.unique(hashes)) == 20_000
     assert peak < 4 * hashes.nbytes
+
+
+def test_hard_links_that_a_share_divides_are_found(tmp_path: Path) -> None:
+    """A disk whose equal files are one, as DVC's cache is, has copies on both sides."""
+    names = [f"{pet}/{number}.jpg" for pet in ("cat", "dog") for number in range(8)]
+    place = Path(write_files(tmp_path / "pets", names))
+    assert len(opened(str(place), None, val_share=0.5).val) == 8
+    for name in names:
+        (place / name).with_suffix(".png").hardlink_to(place / name)
+    with raises("data.val-in-train"):
+        opened(str(place), None, val_share=0.5)

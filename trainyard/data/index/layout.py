@@ -98,6 +98,11 @@ def location_remarks(location: str) -> list[str]:
     return split_remarks(location) + ([str(doubt)] if doubt else [])
 
 
+def doubtful_names(names: Sequence[str]) -> str:
+    """What the names of classes have of parts of a data set; "" for others."""
+    return " and ".join(reason for reason, _ in _by_name(names, is_deep=False))
+
+
 def _by_name(names: Sequence[str], is_deep: bool) -> Iterator[tuple[str, bool]]:
     """The reasons in names of folders, each with whether it is enough alone."""
     words = [words_of(name) for name in names]
