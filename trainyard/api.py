@@ -51,14 +51,14 @@ def train(
     world = discover() if world is None else world
     console = _console(world) if console is None else console
     from trainyard.config import on_data
-    from trainyard.data.index.splits import split_remarks
+    from trainyard.data.index.layout import location_remarks
     from trainyard.data.open_datasets import warn
     from trainyard.run import trainer as composition
 
     config = _config(recipe, _plain(overrides))
     config = config if data is None else on_data(config, _texts(data), overrides or ())
     if data is not None and world.is_first:
-        warn(console, (text for place in _texts(data) for text in split_remarks(place)))
+        warn(console, (text for place in _texts(data) for text in location_remarks(place)))
     return composition.train(config, os.fspath(run), world=world, console=console)
 
 

@@ -51,10 +51,10 @@ def test_a_folder_reads_like_image_folder(tmp_path: Path) -> None:
 
 
 def test_a_folder_follows_links_like_image_folder(tmp_path: Path) -> None:
-    write_files(tmp_path / "elsewhere", ["1.jpg", "deep/2.jpg"])
+    write_files(tmp_path / "elsewhere", ["1.jpg", "deep/2.jpg", "more/3.jpg"])
     write_files(tmp_path / "data", ["cat/1.jpg"])
-    (tmp_path / "data/dog").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "data/cat/more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data/dog").symlink_to(tmp_path / "elsewhere/deep")
+    (tmp_path / "data/cat/more").symlink_to(tmp_path / "elsewhere/more")
     (tmp_path / "data/cat/3.jpg").symlink_to(tmp_path / "elsewhere/1.jpg")
     assert_equal_to_image_folder(tmp_path / "data")
 
@@ -100,20 +100,22 @@ def test_a_class_that_the_manifest_lists_keeps_its_number(tmp_path: Path) -> Non
 def test_hidden_files_and_folders_are_left_out(tmp_path: Path) -> None:
     hidden = ("cat/.ipynb_checkpoints/1.jpg", "cat/._1.jpg", "__MACOSX/cat/._1.jpg")
     junk = (*hidden, ".git/3.jpg", "@eaDir/1.jpg")
-    write_files(tmp_path, ["cat/1.jpg", "cat/deep/__MACOSX/2.jpg", *junk])
-    index = build_index(str(tmp_path))
+    data = write_files(tmp_path / "data", ["cat/1.jpg", "cat/deep/__MACOSX/2.jpg", *junk])
+    index = build_index(data)
     assert (index.classes, len(index)) == (("cat",), 1)
     assert index.left_out.kinds == {HIDDEN: (6, ".git")}
-    (images,) = open_images([str(tmp_path)], tmp_path, lambda *_: None)
+    (images,) = open_images([data], tmp_path, lambda *_: None)
     assert len(images.index) == 1
-    assert images.index.left_out.kinds == {HIDDEN: (6, f"{tmp_path}/.git")}
+    assert images.index.left_out.kinds == {HIDDEN: (6, f"{data}/.git")}
 
 
 def test_a_link_to_a_folder_that_holds_it_is_left_out(tmp_path: Path) -> None:
     write_files(tmp_path, ["data/cat/1.jpg", "data/cat/deep/2.jpg", "data/dog/3.jpg"])
+    write_files(tmp_path, ["more/4.jpg", "more/deep/5.jpg"])
     (tmp_path / "data/cat/deep/loop").symlink_to("../..")
+    (tmp_path / "more/deep/loop").symlink_to("..")
     (tmp_path / "data/all").symlink_to(".")
-    (tmp_path / "data/dog/cats").symlink_to("../cat")
+    (tmp_path / "data/dog/more").symlink_to("../../more")
     index = build_index(f"{tmp_path}/data")
     assert index.classes == ("cat", "dog")
     names = [*index.file_names]
@@ -121,10 +123,32 @@ def test_a_link_to_a_folder_that_holds_it_is_left_out(tmp_path: Path) -> None:
         "cat/1.jpg",
         "cat/deep/2.jpg",
         "dog/3.jpg",
-        "dog/cats/1.jpg",
-        "dog/cats/deep/2.jpg",
+        "dog/more/4.jpg",
+        "dog/more/deep/5.jpg",
     ]
-    assert index.left_out.kinds == {LOOP: (3, "all")}  # and through dog/cats/deep/loop
+    assert index.left_out.kinds == {LOOP: (3, "all")}  # and dog/more/deep/loop
+
+
+@pytest.mark.parametrize(
+    ("link", "target", "other"),
+    [
+        ("dogs", "dog", "dog"),
+        ("dog/deep/cats", "../../cat", "cat"),
+        ("dog/new", "deep", "dog/deep"),
+    ],
+)
+def test_a_folder_of_images_has_one_name(
+    link: str, target: str, other: str, tmp_path: Path
+) -> None:
+    """Its images were trained on twice, as two classes where the link is in another one."""
+    write_files(tmp_path, ["cat/1.jpg", "dog/2.jpg", "dog/deep/3.jpg", "dog/lists/4.txt"])
+    (tmp_path / "cat/lists").symlink_to("../dog/lists")  # no image counts twice by it
+    assert len(build_index(str(tmp_path))) == 3
+    (tmp_path / link).symlink_to(target)
+    both = sorted([f"{tmp_path}/{link}", f"{tmp_path}/{other}"])
+    with raises("data.folder-twice") as caught:
+        build_index(str(tmp_path))
+    assert sorted([caught.value.fields["path"], caught.value.fields["other"]]) == both
 
 
 def test_a_broken_link_is_left_out_until_it_is_mended(tmp_path: Path) -> None:

@@ -148,13 +148,38 @@ def test_build_save_open(folder: Path, shards: Path, scans: list[str]) -> None:
     assert len(scans) == 2
 
 
-def test_an_index_lies_beside_the_data_and_is_hidden(folder: Path, cache: Path) -> None:
-    table = open_index(str(folder))
-    assert table.path.parent == folder
-    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == [
+def test_an_index_of_shards_lies_beside_them_and_is_hidden(shards: Path, cache: Path) -> None:
+    table = open_index(str(shards))
+    assert table.path.parent == shards
+    assert [path.name for path in shards.iterdir() if path.name.startswith(".")] == [
         table.path.name
     ]
     assert not cache.exists()
+
+
+def test_single_images_keep_their_folders_to_themselves(folder: Path, cache: Path) -> None:
+    """torchvision's Caltech101 takes each name among the class folders for a class."""
+    (folder / "list.csv").write_text("path,label\ncat/1.jpg,cat\ncat/2.jpg,dog\n")
+    before = sorted(folder.rglob("*"))
+    for location in (folder, folder / "list.csv"):
+        assert open_index(str(location)).path.parent == cache
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_an_index_among_class_folders_that_is_asked_for_stays_there(folder: Path) -> None:
+    table = build_index(str(folder), beside=True)
+    assert table.path.parent == folder
+    write_image(folder / "cat/3.jpg")
+    renewed = open_index(str(folder))
+    assert (renewed.path, len(renewed)) == (table.path, 5)
+
+
+def test_options_and_splits_are_checked_though_an_index_is_saved(folder: Path) -> None:
+    build_index(str(folder), beside=True)
+    with raises("data.unknown-option", name="#nosuch="):
+        open_index(f"{folder}#nosuch=1")
+    with raises("data.no-splits", split="val"):
+        open_index(f"{folder}#val")
 
 
 def test_an_unchanged_data_set_is_not_scanned_again(
@@ -181,7 +206,7 @@ def test_one_location_has_one_index_however_it_is_written(
 
 def test_an_index_moves_with_its_folder(folder: Path, shards: Path, scans: list[str]) -> None:
     for data in (folder, shards):
-        before = contents(open_index(str(data)))
+        before = contents(build_index(str(data), beside=True))
         moved = data.rename(data.with_name(f"{data.name}-moved"))
         after = open_index(str(moved))
         assert after.root == str(moved)
@@ -296,13 +321,14 @@ def test_an_image_that_is_saved_again_in_place_is_indexed_again(
 def test_on_a_slow_file_server_some_of_the_images_are_looked_at(tmp_path: Path) -> None:
     """So a start on fourteen million images does not wait for as many answers of it."""
     # Two parts: the even ones, and the odd ones.
-    write_files(tmp_path, {f"cat/{number:04d}.jpg": b"an image" for number in range(4096)})
-    age(tmp_path)
-    index = open_index(str(tmp_path))
-    save_again(tmp_path / "cat/0003.jpg", b"another size")
+    data = tmp_path / "data"
+    write_files(data, {f"cat/{number:04d}.jpg": b"an image" for number in range(4096)})
+    age(data)
+    index = open_index(str(data))
+    save_again(data / "cat/0003.jpg", b"another size")
     assert not is_stale(index, patience_s=-1)
     assert is_stale(index)
-    save_again(tmp_path / "cat/0002.jpg", b"another size")
+    save_again(data / "cat/0002.jpg", b"another size")
     assert is_stale(index, patience_s=-1)
 
 

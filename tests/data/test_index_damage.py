@@ -17,7 +17,7 @@ from tests.command_line import Capture, run
 from tests.data.tars import write_files, write_shard
 from tests.errors import check, refused
 from trainyard.data.decode.seek_tables import open_seek, seek_path
-from trainyard.data.index.build import open_index, saved_index
+from trainyard.data.index.build import build_index, open_index, saved_index
 from trainyard.data.index.outside import linked_outside
 from trainyard.data.index.table import load_index
 
@@ -196,7 +196,7 @@ def test_an_index_that_leads_out_of_its_data_is_made_anew(
     what: str, folder: Path, capsys: Capture
 ) -> None:
     """An index that came with a data set made `data pack` write /etc/passwd into shards."""
-    index = open_index(str(folder))
+    index = build_index(str(folder), beside=True)
     content = index.path.read_bytes()
     forge(index.path, OUTSIDE[what])
     again = open_index(str(folder))
@@ -226,7 +226,7 @@ def test_a_list_names_images_in_the_folder_of_its_option(tmp_path: Path) -> None
     write_files(tmp_path, {"images/a.jpg": b"a", "images/b.jpg": b"b", "other/c.jpg": b"c"})
     write_files(tmp_path, {"lists/all.csv": b"path,label\na.jpg,x\nb.jpg,y\n"})
     place = f"{tmp_path}/lists/all.csv#root=../images"
-    index = open_index(place)
+    index = build_index(place, beside=True)
     assert [*index.file_names] == ["../images/a.jpg", "../images/b.jpg"]
     before = index.path.stat().st_ino
     assert open_index(place).path.stat().st_ino == before  # not made anew

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.command_line import Capture
+from tests.command_line import Capture, run
 from tests.data.tars import stored, write_files, write_shard
 from tests.data.test_merge import named_shards
 from tests.errors import raises
 from trainyard.data.config import DataConfig
 from trainyard.data.index.build import build_index, open_index
-from trainyard.data.index.label_space import match_classes
+from trainyard.data.index.label_space import match_classes, name_remarks
 from trainyard.data.index.merge import open_merged
 from trainyard.data.open_datasets import open_datasets
 from trainyard.errors import DataError
@@ -105,6 +105,62 @@ def test_two_folders_of_one_name_are_an_error_that_names_both(
     with pytest.raises(DataError) as error:
         build_index(place)
     assert all(ascii(name) in str(error.value) for name in names)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "a\u00a0cat",
+        "a cat\u200b",
+        "a c\u00adat",
+        "\ufeffa cat",
+        "a  cat",
+        "a cat\u200e",
+        "a cat\ufe0f",
+    ],
+)
+def test_classes_that_look_the_same_are_an_error(tmp_path: Path, other: str) -> None:
+    """Word processors and web pages put such characters in: half of a class was another one."""
+    place = write_files(tmp_path / "one", ["a cat/1.jpg", "dog/1.jpg", f"{other}/1.jpg"])
+    with raises("data.classes-look-alike", location=place):
+        build_index(place)
+    known, twin = (
+        write_files(tmp_path / f"of {n}", [f"{n}/1.jpg", "dog/1.jpg"]) for n in ("a cat", other)
+    )
+    with raises("data.classes-look-alike", location=f"{known} and {twin}"):
+        open_merged([known, twin], None)
+    with raises("data.unknown-classes", location=twin) as caught:
+        open_merged([twin], open_index(known).classes)
+    assert "'a cat'" in str(caught.value.fields["hint"])
+    assert open_index(twin).classes == tuple(sorted((other.strip(), "dog")))  # names stay
+
+
+@pytest.mark.parametrize(
+    ("classes", "named"),
+    [
+        (["Cat", "cat", "dog"], ["'Cat' and 'cat'"]),
+        (["a", "A", "\uff21"], ["'a' and 'A' and '\\uff21'"]),
+        (["scab", "leaf_spot", "scab leaf_spot"], ["'scab leaf_spot'"]),
+        (["haze", "clear", "haze, clear", "clear|haze"], ["'haze, clear', 'clear|haze'"]),
+        (["cat", "dog", "cat_dog"], ["'cat_dog'"]),
+        (["black", "white", "black and white", "-white", "dog "], []),
+        (["1", "10", "-1"], []),
+    ],
+)
+def test_names_of_classes_that_may_be_others_are_remarked(
+    classes: list[str], named: list[str]
+) -> None:
+    remarks = name_remarks(classes)
+    assert len(remarks) == len(named)
+    assert all(text in remark for text, remark in zip(named, remarks, strict=True))
+
+
+def test_show_and_verify_tell_of_classes_that_look_alike(tmp_path: Path, capsys: Capture) -> None:
+    place = write_files(tmp_path / "pets", ["Cat/1.jpg", "cat/2.jpg", "dog/3.jpg"])
+    assert run("data", "show", place) == 0
+    assert "'Cat' and 'cat'" in capsys.readouterr().err
+    assert run("data", "verify", place) == 0
+    assert "'Cat' and 'cat'" in capsys.readouterr().out
 
 
 # --- one rule for all commands ---

@@ -6,6 +6,7 @@ import pytest
 
 from tests.data.tars import write_files
 from tests.errors import raises
+from trainyard.data.formats.left_out import COLUMNS
 from trainyard.data.index.build import open_index
 from trainyard.data.index.merge import merged_splits
 from trainyard.data.index.splits import find_splits
@@ -144,6 +145,63 @@ def test_other_dialects_and_names_of_columns(folder: Path, name: str, text: str)
     index = open_index(str(location))
     assert samples(index) == [(f"{folder}/2.jpg", 5, "dog")]
     assert index.classes == ("dog",)
+
+
+@pytest.mark.parametrize(
+    ("column", "train", "other", "split"),
+    [
+        ("is_valid", "False", "True", "val"),
+        ("is_test", "0", "1", "test"),
+        ("train", "1", "0", "test"),
+        ("Usage", "Training", "PublicTest", "test"),
+        ("data set", "train", "valid", "val"),
+        ("phase", "train2017", "val2017", "val"),
+    ],
+)
+def test_a_split_by_another_name_is_named_and_taken_by_its_option(
+    folder: Path, column: str, train: str, other: str, split: str
+) -> None:
+    """The rows to test on were trained on, and `data verify` had no word about them."""
+    lines = [f"path,label,{column},id", f"2.jpg,dog,{train},7", f"a/1.jpg,ape,{other},7"]
+    location = write_csv(folder, "\n".join([*lines, f"é.png,dog,{train},7"]))
+    for name in (location, f"{location}#label=label"):
+        with raises("list.unread-split", path=location, column=column, location=name):
+            open_index(name)
+    places = find_splits(f"{location}#split={column}")
+    assert places == {
+        "train": f"{location}#split={column}#train",
+        "val": f"{location}#split={column}#{split}",
+    }
+    assert [len(open_index(place)) for place in places.values()] == [2, 1]
+    index = open_index(f"{location}#split=none")
+    assert len(index) == 3
+    assert index.left_out.kinds == {COLUMNS: (2, f"{column!r}, 'id'")}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "path,label,is_valid\n2.jpg,a,True\na/1.jpg,b,True\n",
+        "path,label,source\n2.jpg,a,train\na/1.jpg,b,web\n",
+        "path,label,split,set\n2.jpg,a,train,val\na/1.jpg,b,train,train\n",
+        "path,label,fold\n2.jpg,a,0\na/1.jpg,b,1\n",
+    ],
+    ids=["one value", "other values", "beside a split", "folds"],
+)
+def test_columns_that_are_not_read_are_told(folder: Path, text: str) -> None:
+    location = write_csv(folder, text)
+    index = open_index(next(iter(find_splits(location).values()), location))
+    column = text.split("\n")[0].split(",")[-1]
+    assert (len(index), index.left_out.kinds) == (2, {COLUMNS: (1, repr(column))})
+
+
+@pytest.mark.parametrize("cells", ["val id_val", "PublicTest PrivateTest"])
+def test_two_kinds_of_rows_are_not_one_split(folder: Path, cells: str) -> None:
+    """WILDS: the rows of val and of id_val were one split; two folders of such names are none."""
+    one, other = cells.split()
+    text = f"path,label,split\n2.jpg,a,train\na/1.jpg,b,{one}\né.png,b,{other}\n"
+    with raises("list.split-of-two-kinds", line=4, value=other, other=one):
+        open_index(write_csv(folder, text))
 
 
 def test_rows_that_are_no_samples_are_counted(folder: Path) -> None:

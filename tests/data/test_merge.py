@@ -14,6 +14,7 @@ from tests.command_line import SHORT, Capture, run, shown
 from tests.data.tars import Patch, stored, write_files
 from tests.data.test_order import write_shards
 from tests.errors import check, raises, refused
+from trainyard.data.decode.seek_tables import seek_path
 from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.index import merge
 from trainyard.data.index.build import index_scan, open_index
@@ -86,11 +87,12 @@ def test_relative_locations(pets: str, farm: str, tmp_path: Path, monkeypatch: P
 
 def test_formats_may_differ(pets: str, tmp_path: Path) -> None:
     shards = named_shards(tmp_path / "shards", [2, 3], ("cat",))
-    merged = open_merged([shards, pets, shards], None)
+    more = named_shards(tmp_path / "more", [1], ("cat",))
+    merged = open_merged([shards, pets, more], None)
     assert merged.format == "folder and webdataset"
-    once = stored(open_index(shards))
-    assert stored(merged) == once + stored(open_index(pets)) + once
-    assert once[4] == ("cat", b"image 4")
+    first = stored(open_index(shards))
+    assert stored(merged) == first + stored(open_index(pets)) + stored(open_index(more))
+    assert first[4] == ("cat", b"image 4")
 
 
 def test_urls_stay_whole(pets: str, tmp_path: Path) -> None:
@@ -135,7 +137,7 @@ def test_fingerprints_are_of_the_data_not_of_the_place(
     assert here.path != there.path
     assert here.fingerprint == there.fingerprint
     assert open_merged([farm, pets], None).fingerprint != here.fingerprint
-    assert open_merged([pets, farm, farm], None).fingerprint != here.fingerprint
+    assert open_merged([pets, farm, str(copies[1])], None).fingerprint != here.fingerprint
     assert open_index(pets).fingerprint != here.fingerprint
 
 
@@ -197,6 +199,17 @@ def test_known_classes_number_the_labels(pets: str) -> None:
 # --- which splits ---
 
 
+def test_a_single_data_set_of_other_classes_stays_one(pets: str) -> None:
+    """It was merged data without a folder: ReaL's labels and its seek table were lost."""
+    alone, known = open_index(pets), ("ant", "cat", "dog")
+    index = open_merged([pets], known)
+    assert (index.root, index.parts, index.stamps) == (pets, (), alone.stamps)
+    assert (index.classes, index.label.tolist()) == (known, [1, 1, 2])
+    assert [*index.file_names] == [*alone.file_names]
+    assert stored(index) == stored(alone)
+    assert seek_path(index) == seek_path(alone)
+
+
 def split_set(folder: Path, classes: str, val: bool) -> str:
     splits = ("train", "val") if val else ("train",)
     return write_files(folder, {f"{split}/{c}/1.png": b"" for split in splits for c in classes})
@@ -227,7 +240,7 @@ def halves(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
         for split in splits:
             for number in numbers:
                 (folder / name / split).mkdir(parents=True, exist_ok=True)
-                (folder / name / split / number).symlink_to(digits / split / number)
+                shutil.copytree(digits / split / number, folder / name / split / number)
     return [folder / "low", folder / "high"]
 
 
@@ -291,7 +304,7 @@ def test_keys_take_a_list(halves: list[Path], digits: Path, tmp_path: Path) -> N
     train = json.dumps([f"{half}/train" for half in halves])
     keys = ("--data.train", train, "--data.val", f"{halves[0]}/val", "--data.order", "resample")
     assert run("train", "debug", *keys, "--run", tmp_path / "run", *SHORT, "--json") == 0
-    train = json.dumps([f"{halves[0]}/train", f"{halves[0]}/train"])  # lacks classes of val
+    train = json.dumps([f"{halves[0]}/train", f"{halves[0]}/val"])  # lacks classes of val
     lacking = ("--data.train", train, "--data.val", digits / "val")
     check(
         refused("train", "debug", *lacking, "--run", tmp_path / "other", *SHORT),

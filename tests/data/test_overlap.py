@@ -49,8 +49,13 @@ def test_shards_of_their_own_are_taken(shards: Path) -> None:
         ("{}/part-{{000..003}}.tar", "{}/part-003.tar", JOIN, {"num_shared": 2}),
         ("{}/../folders", "{}/../folders/cat/val", {}, {"num_shared": 1}),
         ("{}/../linked/train", "{}/../linked/val", {}, {"num_shared": 1}),
+        ("{}/../hard/train", "{}/../hard/val", {}, {"num_shared": 1}),
+        ("{}/part-{{000..003}}.tar", "{}/../hard.tar", JOIN, {"num_shared": 2}),
     ],
-    ids=["a shard", "a link", "one of several", "a stream", "a folder inside", "a linked image"],
+    ids=[
+        *("a shard", "a link", "one of several", "a stream", "a folder inside", "a linked image"),
+        *("a hard link", "a hard link of a shard"),
+    ],
 )
 def test_validation_images_that_are_training_images_are_named(
     shards: Path,
@@ -65,10 +70,44 @@ def test_validation_images_that_are_training_images_are_named(
     write_files(tmp_path / "folders", ["cat/1.jpg", "cat/val/cat/2.jpg", "dog/1.jpg"])
     write_files(tmp_path / "linked", ["train/cat/1.jpg", "train/dog/1.jpg", "val/cat/2.jpg"])
     (tmp_path / "linked/val/cat/3.jpg").symlink_to("../../train/cat/1.jpg")
+    write_files(tmp_path / "hard", ["train/cat/1.jpg", "train/dog/1.jpg", "val/cat/2.jpg"])
+    (tmp_path / "hard/val/cat/3.jpg").hardlink_to(tmp_path / "hard/train/cat/1.jpg")
+    (tmp_path / "hard.tar").hardlink_to(shards / "part-001.tar")
     place = str(shards)
     many = tuple(each.format(place) for each in train) if isinstance(train, tuple) else None
     with raises("data.val-in-train", **fields):
         opened(many or train.format(place), val.format(place), **options)
+
+
+@pytest.mark.parametrize(
+    ("locations", "num_shared"),
+    [
+        (("{}/shards", "{}/shards"), 8),
+        (
+            (
+                "{}/shards/part-000.tar",
+                "{}/shards/part-001.tar",
+                "{}/shards/../shards/part-000.tar",
+            ),
+            2,
+        ),
+        (("{}/pets", "{}/pets/one"), 2),
+        (("{}/pets/one", "{}/list.csv"), 1),
+        (("{}/pets/one", "{}/linked"), 2),
+    ],
+    ids=["twice", "a shard among others", "a folder inside", "a list", "a link"],
+)
+def test_an_image_in_two_of_several_locations_is_named(
+    locations: tuple[str, ...], num_shared: int, shards: Path, tmp_path: Path
+) -> None:
+    write_files(tmp_path / "pets", ["one/cat/1.jpg", "one/dog/2.jpg", "two/dog/3.jpg"])
+    (tmp_path / "list.csv").write_text(
+        "path,label\npets/one/cat/1.jpg,cat\npets/two/dog/3.jpg,dog\n"
+    )
+    (tmp_path / "linked").symlink_to("pets/one")
+    places = [place.format(tmp_path) for place in locations]
+    with raises("data.image-in-two-locations", location=places[-1], num_shared=num_shared):
+        open_merged(places, None)
 
 
 @pytest.mark.parametrize("few", [0, 100])
@@ -111,3 +150,14 @@ def test_hashes_of_names_take_no_objects() -> None:
     tracemalloc.stop()
     assert len(np.unique(hashes)) == 20_000
     assert peak < 4 * hashes.nbytes
+
+
+def test_hard_links_that_a_share_divides_are_found(tmp_path: Path) -> None:
+    """A disk whose equal files are one, as DVC's cache is, has copies on both sides."""
+    names = [f"{pet}/{number}.jpg" for pet in ("cat", "dog") for number in range(8)]
+    place = Path(write_files(tmp_path / "pets", names))
+    assert len(opened(str(place), None, val_share=0.5).val) == 8
+    for name in names:
+        (place / name).with_suffix(".png").hardlink_to(place / name)
+    with raises("data.val-in-train"):
+        opened(str(place), None, val_share=0.5)

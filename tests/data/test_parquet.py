@@ -15,6 +15,7 @@ from tests.data.tars import stored
 from tests.errors import raises
 from trainyard.data._native import core, is_built
 from trainyard.data.formats import parquet
+from trainyard.data.formats.left_out import COLUMNS
 from trainyard.data.formats.scan import EncodedSample
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.merge import open_merged
@@ -221,6 +222,40 @@ def test_columns_that_do_not_say_what_they_are(
     path = write_columns(tmp_path / "a.parquet", columns, {"coarse": CLASS, "fine": CLASS})
     with raises(code, path=path, **fields):
         build_index(str(path))
+
+
+def test_each_column_of_labels_has_an_index_of_its_own(tmp_path: Path) -> None:
+    """The second column that was asked for in a folder had the labels of the first."""
+    columns = {"fine": ["ape", "bee", "cow"] * 2, "coarse": ["animal", "insect", "animal"] * 2}
+    write_columns(tmp_path / "0.parquet", columns)
+    for _ in range(2):
+        assert open_index(f"{tmp_path}#label=fine").classes == ("ape", "bee", "cow")
+        assert open_index(f"{tmp_path}#label=coarse").classes == ("animal", "insect")
+    of_release_before = open_index(f"{tmp_path}#label=fine").path
+    of_release_before.rename(tmp_path / ".trainyard-index")
+    with raises("data.no-column", kind="label"):
+        open_index(str(tmp_path))
+    with raises("data.unknown-option", name="#nosuch="):
+        open_index(f"{tmp_path}#label=coarse#nosuch=1")
+
+
+@pytest.mark.parametrize(
+    ("column", "cells"),
+    [("is_valid", [False, True] * 3), ("phase", ["train", "val"] * 3), ("test", [0, 0, 1] * 2)],
+)
+def test_a_split_by_another_name_is_named(tmp_path: Path, column: str, cells: list[Any]) -> None:
+    """Also where each of two files is of one split."""
+    for number in range(2):
+        some = cells if number else [cells[0]] * len(cells)
+        write_columns(tmp_path / f"{number}.parquet", {"label": COUNT, column: some, "id": COUNT})
+    place = str(tmp_path)
+    with raises("parquet.unread-split", column=column, location=place):
+        open_index(place)
+    assert len(open_index(f"{place}/0.parquet")) == ROWS
+    index = open_index(f"{place}#split=none")
+    assert index.left_out.kinds[COLUMNS] == (2, f"{column!r}, 'id'")
+    with raises("parquet.several-splits"):
+        open_index(f"{place}#split={column}")
 
 
 def test_files_that_differ_in_their_labels(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_images_whose_numbers_are_not_known(
     first.rename(first.with_name("cat.jpg"))
     train = find_splits(str(Path(shards).parent))["train"]
     indices = [open_index(str(where)) for where in (*packed.glob("*.tar"), renamed, train)]
-    for index in (*indices, open_merged([named, named], None)):
+    for index in (*indices, open_merged([named, str(renamed)], None)):
         with raises("labels.unknown-image-numbers", path=real):
             read_labels(real, index)
 

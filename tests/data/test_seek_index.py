@@ -117,8 +117,11 @@ def test_of_shards(tmp_path: Path) -> None:
     plain = all_batches(index, config)
     assert (np.diff(build_seek(index, silent).first) > 0).all()
     assert_same(all_batches(index, config), plain)
-    location = str(tmp_path / "*.tar")
-    assert open_seek(open_merged([location, location], None)) is None  # none of its own
+    renumbered = open_merged([str(tmp_path / "*.tar")], ("0", "1"))
+    assert open_seek(renumbered) is not None
+    assert_same(all_batches(renumbered, config), plain)
+    parts = [str(tmp_path / name) for name in ("0.tar", "[12].tar")]
+    assert open_seek(open_merged(parts, None)) is None  # none of its own
 
 
 def test_images_behind_http(server: FaultyServer) -> None:
@@ -217,12 +220,14 @@ def test_command(index: Index, tmp_path: Path, capsys: Capture) -> None:
     assert "seek" not in shown(capsys, "data", "index", location)
 
 
-def test_a_folder_that_cannot_be_written_to(index: Index, monkeypatch: Patch) -> None:
+def test_a_folder_that_cannot_be_written_to(
+    index: Index, tmp_path: Path, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(
         "trainyard.data.decode.seek_tables.seek_path", lambda _: Path("/proc/no/such.seek")
     )
     check(
-        refused("data", "index", str(index.path.parent), "--seek"),
+        refused("data", "index", tmp_path / "data", "--seek"),
         "file.unwritable",
         path="/proc/no/such.seek",
     )

@@ -33,7 +33,7 @@ TRAIN_VAL = {
     "Imagewoof, from fastai": Layout(
         [*files("imagewoof2-160/train imagewoof2-160/val"), "imagewoof2-160/noisy_imagewoof.csv"],
         *("imagewoof2-160/train", "imagewoof2-160/val"),
-        remark="its splits lie in .*/imagewoof2-160, its only folder$",
+        remark="its splits lie in .*/imagewoof2-160$",
     ),
     "Intel scenes, from Kaggle": Layout(
         [*files("seg_train/seg_train seg_test/seg_test"), "seg_pred/seg_pred/1.jpg"],
@@ -43,7 +43,7 @@ TRAIN_VAL = {
     "cats and dogs, from Kaggle": Layout(
         files("dataset/training_set dataset/test_set"),
         *("dataset/training_set", "dataset/test_set"),
-        remark="/dataset, its only folder$",
+        remark="/dataset$",
     ),
     "images beside lists of their labels": Layout(
         [*files("images/train images/val"), "train.csv", "val.csv"],
@@ -153,6 +153,29 @@ def test_splits_that_cannot_be_told_are_an_error(
 ) -> None:
     with raises(code, **fields):
         train_and_val(write_files(tmp_path / "set", names))
+
+
+def test_a_split_that_holds_images_without_classes_is_told(tmp_path: Path) -> None:
+    """ImageNet of Kaggle: val was "left out", and a tenth of train validated."""
+    images = [f"val/{n}.JPEG" for n in range(8)]
+    place = write_files(tmp_path / "CLS-LOC", [*files("train"), *images])
+    assert train_and_val(place, may_share=True) == {"train": f"{place}/train", "val": None}
+    assert any(f"{place}/val: holds 8 images" in text for text in split_remarks(place))
+    with raises("data.missing-split", names="val") as caught:
+        train_and_val(place)
+    assert f"{place}/val: holds 8 images" in str(caught.value.fields["hint"])
+
+
+@pytest.mark.parametrize("inside", [".", "data", "plain_text", "plain_text/data"])
+def test_shards_of_a_split_that_are_left_out_are_told(inside: str, tmp_path: Path) -> None:
+    """One folder down they were not, as in repositories of the Hub."""
+    names = [f"{inside}/{split}-0-of-1.parquet" for split in ("train", "validation", "test")]
+    place = write_files(tmp_path / "set", names)
+    assert find_splits(place)["val"] == str(Path(place) / inside / "*val*.parquet")
+    (told,) = [text for text in split_remarks(place) if "left out" in text]
+    assert told.startswith(str(Path(place) / inside / "test-0-of-1.parquet"))
+    entered = [text for text in split_remarks(f"{place}#label=x") if "its splits lie in" in text]
+    assert len(entered) == (inside != ".")
 
 
 def test_a_level_too_high_is_found(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from tests.data.tars import open_splits, write_tar
-from tests.errors import raises
+from tests.data.tars import open_splits, write_files, write_tar
+from tests.errors import check, raises, refused
 from tests.images import encode
 from trainyard.data.decode.crops import CentralCrop
 from trainyard.data.formats.left_out import DOTTED, EMPTY
@@ -402,6 +402,23 @@ def test_a_flood_is_counted_and_not_listed() -> None:
 
 
 # --- train and val, without a look at images ---
+
+
+@pytest.mark.parametrize(
+    ("names", "code"),
+    [
+        (["1.JPEG", "2.JPEG", "sample_submission.csv"], "data.no-class-folders"),
+        (["a.mdb", "b.mdb"], "data.no-images"),
+    ],
+)
+def test_a_folder_that_no_format_fits_is_refused_as_by_show(
+    names: list[str], code: str, tmp_path: Path
+) -> None:
+    """Each of its files was opened as a data set, and called an unknown format."""
+    place = write_files(tmp_path / "set", names)
+    with raises(code, location=place):
+        look(place)
+    check(refused("data", "show", place), code, location=place)
 
 
 def test_train_and_val_that_share_a_shard(originals: Path, tmp_path: Path) -> None:

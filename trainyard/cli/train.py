@@ -62,7 +62,7 @@ def train(options: argparse.Namespace) -> int:
 
     check_sources(config.data, world)
     with loading():
-        from trainyard.data.index.splits import split_remarks
+        from trainyard.data.index.layout import location_remarks
         from trainyard.data.open_datasets import warn
         from trainyard.monitor.terminal import console_of
         from trainyard.run import trainer as run
@@ -74,7 +74,7 @@ def train(options: argparse.Namespace) -> int:
         all_ranks=options.all_ranks,
     )
     if world.is_first:
-        warn(console, (text for place in options.data or () for text in split_remarks(place)))
+        warn(console, (text for place in options.data or () for text in location_remarks(place)))
     outcome = run.train(config, folder, world=world, console=console)
     if world.is_first:
         print(json.dumps(outcome.as_dict()) if options.json else outcome.sentence())

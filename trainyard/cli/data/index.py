@@ -86,7 +86,7 @@ def _indexed(location: str, seek: bool) -> dict[str, Any]:
 
     console = Console(stderr=True)
     with counter(console, f"indexing {location}") as progress:
-        index = build_index(location, progress)
+        index = build_index(location, progress, beside=True)
     found = {
         "samples": len(index),
         "index": str(index.path),

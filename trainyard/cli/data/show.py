@@ -97,13 +97,15 @@ def open_splits(
     """
     from rich.console import Console
 
+    from trainyard.data.index.label_space import name_remarks
+    from trainyard.data.index.layout import location_remarks
     from trainyard.data.index.merge import open_merged
-    from trainyard.data.index.splits import all_splits, split_remarks
+    from trainyard.data.index.splits import all_splits
     from trainyard.data.open_datasets import warn, what_is_left_out
     from trainyard.monitor.progress import counter
 
     console, indices = Console(stderr=True), dict[str, "Index"]()
-    warn(console, split_remarks(location))
+    warn(console, location_remarks(location))
     for split, place in all_splits(location, is_divided=bool(division)).items():
         first = next(iter(indices.values()), None)
         known = first.classes if first and one_label_space else None
@@ -112,6 +114,8 @@ def open_splits(
                 name = split if side is None else side.split
                 indices[name] = open_merged([place], known, progress, side)
     warn(console, what_is_left_out(indices.values()))
+    named = [index.classes for index in indices.values() if index.has_names]
+    warn(console, dict.fromkeys(text for names in named for text in name_remarks(names)))
     return indices
 
 

@@ -58,7 +58,12 @@ class SeekTable(NamedTuple):
 
 def seek_path(index: Index) -> Path:
     """The file of an index's seek table."""
-    return index.path.with_name(index.path.name + ".seek")
+    return Path(f"{_same_rows(index)[0]}.seek")
+
+
+def _same_rows(index: Index) -> tuple[str, ...]:
+    """The path and fingerprint of the index that was scanned: other classes change no offset."""
+    return index.same_rows or (str(index.path), index.fingerprint)
 
 
 def open_seek(index: Index) -> SeekTable | None:
@@ -72,7 +77,7 @@ def open_seek(index: Index) -> SeekTable | None:
             first = np.asarray(np.memmap(opened, "<i8", "r", _HEADER.size, (len(index) + 1,)))
     except (OSError, ValueError):  # absent, empty or cut short
         return None
-    if _HEADER.unpack(head) != (_MAGIC, index.fingerprint.encode(), len(index)):
+    if _HEADER.unpack(head) != (_MAGIC, _same_rows(index)[1].encode(), len(index)):
         return None
     # In Python, whose integers do not wrap around.
     if not is_built() or int(first[-1]) * core.SEEK_ENTRY != file.size - entries_at:
@@ -116,7 +121,7 @@ def build_seek(index: Index, progress: Callable[[int], None]) -> SeekTable:
 def _write(index: Index, path: Path, progress: Callable[[int], None]) -> None:
     first = np.zeros(len(index) + 1, "<i8")
     with sole_write(path) as file:
-        file.write(_HEADER.pack(_MAGIC, index.fingerprint.encode(), len(index)))
+        file.write(_HEADER.pack(_MAGIC, _same_rows(index)[1].encode(), len(index)))
         file.seek(first.nbytes, os.SEEK_CUR)
         count = 0
         for some in _entries(index):

@@ -34,6 +34,9 @@ FORMATS: dict[str, ModuleType] = {
     "tar": class_tar,
 }
 
+FITS_NONE = ("data.no-class-folders", "data.no-images")
+"""Codes of the errors of a folder that no format recognises."""
+
 
 def recognise(place: ResolvedLocation) -> str:
     """The name of the format of a place. DataError if no format recognises it."""

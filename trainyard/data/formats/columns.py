@@ -1,8 +1,14 @@
-"""The columns of a table that hold the image, its labels and its split, known by their names."""
+"""The columns of a table that hold the image, its labels and its split, known by their names.
+
+Columns that are not read are told. One of them that divides the rows into splits is an error: rows
+to test on would be trained on.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
+from trainyard.data.formats.left_out import COLUMNS, LeftOut
+from trainyard.data.formats.split_names import split_named, splits_named
 from trainyard.errors import DataError
 from trainyard.hints import did_you_mean
 
@@ -15,6 +21,68 @@ _NAMES = {
 }
 LISTS = "labels"
 """The name of a column of lists of labels, in a list."""
+_YES, _NO = {"1", "true", "yes"}, {"0", "false", "no"}
+_LIKELY = {"data_set", "dataset", "fold", "mode", "phase", "set", "stage", "usage"}
+_FEW = 12  # values of a column of splits; one of paths has more, that name a split too
+
+
+def split_of_cell(column: str, cell: str) -> str:
+    """The split that a cell of a column stands for; "" if it names none.
+
+    A word says it, or yes or no (1, True, …) in a column such as `is_valid`.
+    """
+    named, word = split_named(column), cell.strip().lower()
+    if word in _YES:
+        return named
+    if word in _NO:
+        return named and ("test" if named == "train" else "train")
+    return split_named(cell)
+
+
+def may_be_split(column: str) -> bool:
+    """True for a name that a column of splits may have."""
+    return plain(column) in _LIKELY or bool(splits_named(column))
+
+
+def find_split(
+    names: Sequence[str], path: str, *, header: str = "", wanted: str | None = None
+) -> int | None:
+    """`find_column` of the splits; `wanted`: "none" stands for no column."""
+    if wanted == "none":
+        return None
+    return find_column("split", names, path, header=header, wanted=wanted)
+
+
+class Unread:
+    """The columns of a table that are not read: their names, and the values of likely splits."""
+
+    def __init__(self, names: Sequence[str], read: Collection[int | None]) -> None:
+        self.names = names
+        self.values = {at: set[str]() for at in range(len(names)) if at not in read}
+        self.left_out = LeftOut()
+        if self.values:
+            shown = ", ".join(repr(names[at]) for at in self.values)
+            self.left_out.add(COLUMNS, shown, len(self.values))
+
+    def see(self, cells: Sequence[str]) -> None:
+        """Notes the cells of a row; a column with another value is forgotten."""
+        for at in [*self.values]:
+            if cells[at] not in self.values[at]:
+                self.add(at, [cells[at]])
+
+    def add(self, at: int, cells: Iterable[str]) -> None:
+        """Notes cells of a column."""
+        known = self.values.get(at, set())
+        known.update(cell.strip() for cell in cells if cell.strip())
+        if len(known) > _FEW or not all(split_of_cell(self.names[at], one) for one in known):
+            self.values.pop(at, None)
+
+    def divided(self) -> tuple[str, str] | None:
+        """The name of a column that divides the rows into splits, and its values; None without."""
+        for at, values in self.values.items():
+            if len({split_of_cell(self.names[at], value) for value in values}) > 1:
+                return self.names[at], " and ".join(map(repr, sorted(values)[:3]))
+        return None
 
 
 def find_column(

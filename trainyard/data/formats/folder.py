@@ -7,7 +7,7 @@ image stays a class if `dataset.json` or the other split has that class.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from typing import NamedTuple
@@ -47,7 +47,8 @@ _STAT_THREADS = 16
 class _Tree(NamedTuple):
     folders: list[str]
     """Sorted, relative to the location; without links to a folder above them."""
-    has_image: bool
+    images: dict[str, str]
+    """The folders that hold an image themselves, with their paths without links."""
     loops: list[str]
     """Links to a folder above them."""
     broken: list[str]
@@ -61,7 +62,7 @@ def recognises(place: ResolvedLocation) -> bool:
     names = _folders_in(place.root)
     if not place.files(".tar"):
         return bool(names)
-    return any(_tree(place.root, name).has_image for name in names)
+    return any(_tree(place.root, name).images for name in names)
 
 
 def scan(place: ResolvedLocation) -> Scan:
@@ -70,7 +71,7 @@ def scan(place: ResolvedLocation) -> Scan:
     with ThreadPoolExecutor(_STAT_THREADS) as pool:
         trees = list(pool.map(lambda name: _tree(place.root, name), names))
     folders = dict(zip(names, trees, strict=True))
-    empty = [name for name, tree in folders.items() if tree.folders and not tree.has_image]
+    empty = [name for name, tree in folders.items() if tree.folders and not tree.images]
     elsewhere, telling = _elsewhere(place.root, empty)
     left_out = files_left_out(place.root)
     for name, tree in folders.items():
@@ -80,12 +81,13 @@ def scan(place: ResolvedLocation) -> Scan:
             left_out.add(NO_IMAGE, name)
             for path in tree.folders:
                 left_out.update(_read_folder(place.root, path, -1).left_out)
-    classes = [name for name in names if folders[name].has_image or name in elsewhere]
+    classes = [name for name in names if folders[name].images or name in elsewhere]
     # Folders that are left out may gain images, in the other split too.
     watched = [path for tree in trees for path in tree.folders]
     broken = [entry.name for entry in entries_of(place.root) if _is_broken(entry)]
     broken += [path for tree in trees for path in tree.broken]
     check_no_splits(place.location, classes, watched)
+    _check_once(place.location, trees)
     label_of = {path: n for n, name in enumerate(classes) for path in folders[name].folders}
     found = in_threads(
         _STAT_THREADS, lambda path: _read_folder(place.root, path, label_of[path]), [*label_of]
@@ -98,6 +100,15 @@ def scan(place: ResolvedLocation) -> Scan:
         rows=all_rows(found, left_out),
         left_out=left_out,
     )
+
+
+def _check_once(location: str, trees: Iterable[_Tree]) -> None:
+    """DataError for a folder of images that is there by two names: each image would be two."""
+    names: dict[str, str] = {}
+    for folder, real in (item for tree in trees for item in tree.images.items()):
+        if (other := names.setdefault(real, folder)) != folder:
+            path = os.path.join(location, folder)
+            raise DataError("data.folder-twice", path=path, other=os.path.join(location, other))
 
 
 def files_left_out(location: str) -> LeftOut:
@@ -116,7 +127,7 @@ def _folders_in(location: str) -> list[str]:
 def _tree(location: str, class_name: str) -> _Tree:
     """The class's folder and all folders below it."""
     folders, loops, broken = list[str](), list[str](), list[str]()
-    has_image = False
+    images: dict[str, str] = {}
     # Each folder with the real paths of the folders above it.
     queue: list[tuple[str, tuple[str, ...]]] = [(class_name, (os.path.realpath(location),))]
     while queue:
@@ -134,9 +145,9 @@ def _tree(location: str, class_name: str) -> _Tree:
                 broken.append(os.path.join(folder, entry.name))
             elif entry.is_dir():
                 queue.append((os.path.join(folder, entry.name), (*above, here)))
-            else:
-                has_image = has_image or why_left_out(entry) is None
-    return _Tree(sorted(folders), has_image, sorted(loops), sorted(broken))
+            elif folder not in images and why_left_out(entry) is None:
+                images[folder] = here
+    return _Tree(sorted(folders), images, sorted(loops), sorted(broken))
 
 
 def _elsewhere(location: str, names: Sequence[str]) -> tuple[set[str], list[str]]:
@@ -158,7 +169,7 @@ def _elsewhere(location: str, names: Sequence[str]) -> tuple[set[str], list[str]
             if os.path.isdir(os.path.join(path, folder)):
                 tree = _tree(path, folder)
                 watched += tree.folders
-                found |= {name} if tree.has_image else set()
+                found |= {name} if tree.images else set()
     return found, watched
 
 

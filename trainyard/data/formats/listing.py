@@ -1,6 +1,6 @@
 """A list of image files: CSV with a header, with `path`, `label` and maybe `split`.
 
-Columns may have other usual names, see `columns.py`; further ones are ignored. Paths are relative
+Columns may have other usual names, see `columns.py`; further ones are told. Paths are relative
 to the list's folder, or to FOLDER in `LIST#root=FOLDER`, and stay in it, links followed. Classes
 are the sorted labels, and samples come in the list's order.
 
@@ -18,17 +18,25 @@ from itertools import chain, islice
 from stat import S_ISREG
 from typing import NamedTuple
 
-from trainyard.data.formats.columns import LISTS, find_column, missing, plain
+from trainyard.data.formats.columns import (
+    LISTS,
+    Unread,
+    find_column,
+    find_split,
+    missing,
+    plain,
+    split_of_cell,
+)
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.scan import FileRows, Scan, num_threads, several
-from trainyard.data.formats.split_names import split_named
+from trainyard.data.formats.split_names import rest_of
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.manifest import is_inside
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 from trainyard.hints import did_you_mean
 
-OPTIONS = ("label", "root")
+OPTIONS = ("label", "root", "split")
 SUFFIXES = (".csv", ".tsv")
 _DELIMITERS = ",;\t"  # the one that the header has most often outside of quotes; else the comma
 _QUOTED = re.compile('"[^"]*"')
@@ -43,7 +51,8 @@ class _Row(NamedTuple):
     path: str  # relative to the list's folder
     labels: list[str]
     has_list: bool  # True for any number of labels
-    split: str | None  # None without a column of splits
+    split: str | None  # None without a column of splits, "" for a cell that names none
+    cell: str  # of the column of splits
 
 
 def recognises(place: ResolvedLocation) -> bool:
@@ -53,14 +62,14 @@ def recognises(place: ResolvedLocation) -> bool:
 
 def scan(place: ResolvedLocation) -> Scan:
     """The samples of a list. DataError for a wrong line, and for a missing image."""
-    folders, labels, hashes = set(), set(), array("q")
-    for row in _rows(place):
+    folders, labels, hashes, left_out = set(), set(), array("q"), LeftOut()
+    for row in _rows(place, left_out):
         hashes.append(hash(row.path))
         folders.add(os.path.dirname(row.path) or ".")
         labels.update(row.labels)
     names = sorted(labels)
     numbers = {name: number for number, name in enumerate(names)}
-    left_out, again = LeftOut(), _duplicates(place, hashes)
+    again = _duplicates(place, hashes)
     for row in again.values():
         left_out.add(_DUPLICATE, f"{_list_path(place)}, line {row.line}")
     return Scan(
@@ -185,25 +194,33 @@ class _Columns(NamedTuple):
     split: int | None
     has_list: bool
 
+    @property
+    def read(self) -> tuple[int | None, ...]:
+        return self.path, self.label, self.split
 
-def _columns(names: Sequence[str], list_path: str, wanted: str | None) -> _Columns:
-    """DataError if several columns can be meant, or none; `wanted` is the label's."""
+
+def _columns(names: Sequence[str], place: ResolvedLocation) -> _Columns:
+    """DataError if several columns can be meant, or none."""
+    list_path, options = _list_path(place), place.options
     find = partial(find_column, names=names, path=list_path, header=_HEADER)
-    path, split, label = find("path"), find("split"), find("label", wanted=wanted)
+    path, label = find("path"), find("label", wanted=options.get("label"))
+    split = find_split(names, list_path, header=_HEADER, wanted=options.get("split"))
     if path is None or label is None:
         raise missing("path" if path is None else "label", names, list_path, _HEADER)
     return _Columns(path, label, split, plain(names[label]) == LISTS)
 
 
-def _rows(place: ResolvedLocation) -> Iterator[_Row]:
+def _rows(place: ResolvedLocation, left_out: LeftOut | None = None) -> Iterator[_Row]:
+    """The rows, checked one by one; adds to `left_out` the columns that are not read."""
     path = _list_path(place)
     if is_remote(path):
         raise DataError("list.not-local", path=path)
     inside = os.path.join(_root(place), "")
     here = os.path.join(os.path.abspath(place.root), "")
     real_here = os.path.realpath(here)  # `..` is the folder above this one, whatever links to it
-    for row in _csv_rows(path, place.options.get("label")):
-        if not row.path or "" in row.labels or row.split == "":
+    kinds: dict[str, str] = {}
+    for row in _csv_rows(place, left_out):
+        if not row.path or "" in row.labels or (row.split == "" and not row.cell):
             label = "one of its labels" if row.has_list else "its label"
             empty = "its path" if not row.path else label if "" in row.labels else "its split"
             raise DataError("list.empty-cell", path=path, line=row.line, name=empty)
@@ -221,14 +238,29 @@ def _rows(place: ResolvedLocation) -> Iterator[_Row]:
             )
         is_here = full.startswith(here)
         name = full[len(here) :] if is_here else os.path.relpath(full, real_here)
-        yield row._replace(path=name, split=_split(path, row))
+        if row.split is not None:
+            _check_split(path, row, kinds)
+        yield row._replace(path=name)
 
 
-def _split(path: str, row: _Row) -> str | None:
-    if row.split is None or (split := split_named(row.split)):
-        return row.split and split
-    hint = did_you_mean(row.split, ("train", "val", "test", "training", "validation"))
-    raise DataError("list.unknown-split", path=path, line=row.line, split=row.split, hint=hint)
+def _check_split(path: str, row: _Row, kinds: dict[str, str]) -> None:
+    """DataError for a cell that names no split, or one that another kind of cell names too.
+
+    `kinds`: the first cell of each split.
+    """
+    if not row.split:
+        hint = did_you_mean(row.cell, ("train", "val", "test", "training", "validation"))
+        raise DataError("list.unknown-split", path=path, line=row.line, split=row.cell, hint=hint)
+    first = kinds.setdefault(row.split, row.cell)
+    if rest_of(first) != rest_of(row.cell):
+        raise DataError(
+            "list.split-of-two-kinds",
+            path=path,
+            line=row.line,
+            value=row.cell,
+            other=first,
+            split=row.split,
+        )
 
 
 def _text_lines(path: str) -> Iterator[str]:
@@ -244,14 +276,19 @@ def _text_lines(path: str) -> Iterator[str]:
         raise DataError("file.unreadable", path=path, reason=error.strerror) from None
 
 
-def _csv_rows(path: str, wanted: str | None) -> Iterator[_Row]:
+def _csv_rows(place: ResolvedLocation, left_out: LeftOut | None) -> Iterator[_Row]:
+    path = _list_path(place)
     lines = _text_lines(path)
     first = next(lines, "")
     delimiter = max(_DELIMITERS, key=_QUOTED.sub("", first).count)
     reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
     try:
         names = next(reader, [])
-        columns = _columns(names, path, wanted)
+        columns = _columns(names, place)
+        unread = Unread(names, columns.read)
+        if left_out is not None:
+            left_out.update(unread.left_out)
+        is_divided = columns.split is not None or "split" in place.options
         for cells in reader:
             if not any(cell.strip() for cell in cells):
                 continue  # a blank line, or the empty row of a spreadsheet
@@ -264,17 +301,26 @@ def _csv_rows(path: str, wanted: str | None) -> Iterator[_Row]:
                     num_columns=len(names),
                     delimiter=reader.dialect.delimiter,
                 )
-            yield _row(reader.line_num, columns, cells)
+            if not is_divided:
+                unread.see(cells)
+            yield _row(reader.line_num, columns, cells, names)
     except csv.Error as error:
         raise DataError(
             "list.not-csv", path=path, line=reader.line_num, reason=str(error)
         ) from None
+    if not is_divided and (found := unread.divided()):
+        location = place.location + place.option_text
+        raise DataError(
+            "list.unread-split", path=path, column=found[0], values=found[1], location=location
+        )
 
 
-def _row(line: int, columns: _Columns, cells: Sequence[str]) -> _Row:
-    label = cells[columns.label].strip()
+def _row(line: int, columns: _Columns, cells: Sequence[str], names: Sequence[str]) -> _Row:
+    label, split, cell = cells[columns.label].strip(), None, ""
     labels = [label]
     if columns.has_list:
         labels = [part.strip() for part in label.split(_BETWEEN)] if label else []
-    split = None if columns.split is None else cells[columns.split].strip()
-    return _Row(line, cells[columns.path].strip(), labels, columns.has_list, split)
+    if columns.split is not None:
+        cell = cells[columns.split].strip()
+        split = split_of_cell(names[columns.split], cell)
+    return _Row(line, cells[columns.path].strip(), labels, columns.has_list, split, cell)

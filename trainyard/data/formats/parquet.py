@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trainyard.data.formats.columns import Unread
 from trainyard.data.formats.example import BufferedReader
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.parquet_layout import Layout, find_layout, metadata_of
@@ -39,7 +40,7 @@ from trainyard.errors import DataError
 from trainyard.installation import needed
 
 SUFFIX = ".parquet"
-OPTIONS = ("label",)
+OPTIONS = ("label", "split")
 _MAGIC = b"PAR1"
 _GROUP = 100  # rows written at a time, as `datasets` does
 _REMOTE_THREADS, _REMOTE_READ = 16, 8 << 20  # files, bytes
@@ -58,14 +59,15 @@ def scan(place: ResolvedLocation) -> Scan:
     """The samples of a location, file by file; DataError for an unknown layout."""
     names = _files(place)
     with _open(place.path(names[0])) as (file, source):
-        layout = find_layout(file, source.name, place.options.get("label"))
+        layout = find_layout(file, source.name, place.options)
     threads = num_threads(place)
     if is_remote(place.root):  # each holds large ranges
         threads = min(threads, _REMOTE_THREADS)
     found = in_threads(threads, partial(_read_file, place, names[0], layout), names)
     classes: list[str] | None = [] if layout.is_text else layout.classes
-    rows = _rows(place, found, classes)
-    return scan_of_files(place, names, rows, format="parquet", classes=classes, left_out=LeftOut())
+    rows, left_out = _rows(place, found, classes, layout.unread), LeftOut()
+    left_out.update(layout.unread.left_out)
+    return scan_of_files(place, names, rows, format="parquet", classes=classes, left_out=left_out)
 
 
 def write(path: Path, samples: Iterable[EncodedSample], classes: Sequence[str] | None) -> None:
@@ -125,15 +127,16 @@ class _File(NamedTuple):
     rows: FileRows
     names: list[str]  # of the labels, if they are texts
     splits: set[str]  # in the column of splits
+    watched: dict[str, set[str]]  # values of columns that may be splits by another name
 
 
 def _rows(
-    place: ResolvedLocation, files: Iterable[_File], classes: list[str] | None
+    place: ResolvedLocation, files: Iterable[_File], classes: list[str] | None, unread: Unread
 ) -> Iterator[FileRows]:
     """The rows of all files; once exhausted, `classes` holds the labels that are texts."""
     known: dict[str, int] = {}
     splits: set[str] = set()
-    for rows, names, splits_of in files:
+    for rows, names, splits_of, watched in files:
         numbers = [known.setdefault(name, len(known)) for name in names]
         splits |= splits_of
         if len(splits) > 1:
@@ -142,10 +145,21 @@ def _rows(
                 path=place.path(rows.path),
                 names=", ".join(sorted(splits)),
             )
+        for name, values in watched.items():
+            unread.add(unread.names.index(name), values)
         if rows.sizes:
             yield rows._replace(labels=[numbers[n] for n in rows.labels]) if numbers else rows
     if known and classes is not None:
         classes.extend(known)
+    if found := unread.divided():
+        location = place.location + place.option_text
+        raise DataError(
+            "parquet.unread-split",
+            path=place.location,
+            column=found[0],
+            values=found[1],
+            location=location,
+        )
 
 
 def _read_file(place: ResolvedLocation, first: str, layout: Layout, name: str) -> _File:
@@ -154,7 +168,8 @@ def _read_file(place: ResolvedLocation, first: str, layout: Layout, name: str) -
     numbers: dict[str, int] = {}  # of labels that are texts
     splits: set[str] = set()
     with _open(place.path(name)) as (file, source):
-        own = find_layout(file, source.name, place.options.get("label"))
+        own = find_layout(file, source.name, place.options)
+        watched = {column: set[str]() for column in own.watched if column in layout.watched}
         if (own.label, own.is_text, own.classes) != (layout.label, layout.is_text, layout.classes):
             raise DataError("data.files-differ-in-labels", path=source.name, first=first)
         data = BufferedReader(source, _REMOTE_READ) if is_remote(name) else BufferedReader(source)
@@ -163,7 +178,9 @@ def _read_file(place: ResolvedLocation, first: str, layout: Layout, name: str) -
             found, lengths_of = _labels(file, own, group, source.name)
             labels.extend(numbers.setdefault(x, len(numbers)) if own.is_text else x for x in found)
             counts.extend(lengths_of)
-            splits |= _splits(file, own, group)
+            splits |= _values(file, own.split, group) if own.split else set()
+            for column, values in watched.items():
+                values |= _values(file, column, group) - {"None"}
             for page in _spans(file, own, group, data):
                 for span in page:
                     offsets.append(span.offset)
@@ -172,7 +189,7 @@ def _read_file(place: ResolvedLocation, first: str, layout: Layout, name: str) -
                     lengths.append(span.length)
     has_lists = counts if own.has_lists else None
     rows = FileRows(name, offsets, sizes, labels, "", starts, lengths, has_lists)
-    return _File(rows, [*numbers], splits)
+    return _File(rows, [*numbers], splits, watched)
 
 
 def _spans(file: Any, layout: Layout, group: _Group, data: BufferedReader) -> Iterator[Any]:
@@ -222,11 +239,9 @@ def _no_image(file: Any, layout: Layout, group: _Group, row: int, *, path: str) 
     return DataError("parquet.no-image", path=path, row=row)
 
 
-def _splits(file: Any, layout: Layout, group: _Group) -> set[str]:
-    """The values in the column of splits; empty without one."""
-    if layout.split is None:
-        return set()
-    column = file.read_row_group(group.number, columns=[layout.split]).column(0)
+def _values(file: Any, name: str, group: _Group) -> set[str]:
+    """The values in a column of texts, numbers or yes and no."""
+    column = file.read_row_group(group.number, columns=[name]).column(0)
     return {str(value).strip() for value in column.unique().to_pylist()}
 
 

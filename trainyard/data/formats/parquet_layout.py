@@ -4,11 +4,11 @@
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.data.formats.columns import find_column, missing
+from trainyard.data.formats.columns import Unread, find_column, find_split, may_be_split, missing
 from trainyard.errors import DataError
 
 _KEY = b"huggingface"
@@ -28,10 +28,14 @@ class Layout:
     """Names by label; None if the metadata has none."""
     split: str | None
     """A column of texts that may contradict a file of one split."""
+    unread: Unread
+    """The other columns."""
+    watched: list[str]
+    """Those that may be splits by another name."""
 
 
-def find_layout(file: Any, name: str, label: str | None = None) -> Layout:
-    """The columns of pyarrow's `file`; `label`: the name that the user gives to that of labels.
+def find_layout(file: Any, name: str, options: Mapping[str, str]) -> Layout:
+    """The columns of pyarrow's `file`; `options`: those of its location.
 
     DataError if none or several can be meant, or the label is neither whole numbers nor texts.
     """
@@ -39,13 +43,18 @@ def find_layout(file: Any, name: str, label: str | None = None) -> Layout:
     schema = file.schema_arrow
     kinds = {column: _of_list(features.get(column)) for column in schema.names}
     classes = [column for column, kind in kinds.items() if _is_feature(kind, "ClassLabel")]
-    at = find_column("label", schema.names, name, wanted=label, also=classes)
+    at = find_column("label", schema.names, name, wanted=options.get("label"), also=classes)
     if at is None:
         raise missing("label", schema.names, name)
     label = str(schema.names[at])
     has_lists, is_text = _label_kind(schema.field(at).type, name, label)
     image, image_name = _find_image(file, features, name, label)
-    at = find_column("split", schema.names, name)
+    wanted = options.get("split")
+    split = find_split(schema.names, name, wanted=wanted)
+    if split is not None and not wanted and not _is_text(schema.field(split).type):
+        split = None
+    unread = Unread(schema.names, (at, schema.names.index(image_name), split))
+    watched = [schema.names[at] for at in unread.values if _is_watched(schema.field(at))]
     return Layout(
         image=image,
         image_name=image_name,
@@ -53,8 +62,18 @@ def find_layout(file: Any, name: str, label: str | None = None) -> Layout:
         has_lists=has_lists,
         is_text=is_text,
         classes=None if is_text else _names(_of_list(features.get(label)), name),
-        split=None if at is None or not _is_text(schema.field(at).type) else str(schema.names[at]),
+        split=None if split is None else str(schema.names[split]),
+        unread=unread,
+        watched=watched if split is None and not wanted else [],
     )
+
+
+def _is_watched(field: Any) -> bool:
+    from pyarrow import types
+
+    kind = field.type
+    is_simple = _is_text(kind) or types.is_boolean(kind) or types.is_integer(kind)
+    return is_simple and may_be_split(field.name)
 
 
 def metadata_of(classes: Sequence[str] | None, has_lists: bool = False) -> dict[bytes, bytes]:

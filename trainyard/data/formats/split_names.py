@@ -16,15 +16,20 @@ _WORDS = {
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
-_JOINED = ("", "set", "data", "images")  # trainset, testdata
+JOINED = ("", "set", "data", "images")  # trainset, testdata
 _SPLIT_OF = {
-    word + end: split for split, words in _WORDS.items() for word in words for end in _JOINED
+    word + end: split for split, words in _WORDS.items() for word in words for end in JOINED
 }
 
 
 def words_of(name: str) -> list[str]:
     """The words of a name in lower case: `cocoTrain2017-0.tar` has coco, train and tar."""
     return [word.lower() for word in _WORD.findall(name)]
+
+
+def is_split_word(word: str) -> bool:
+    """True for a word, in lower case, that names a split."""
+    return word in _SPLIT_OF
 
 
 def splits_named(name: str) -> set[str]:
@@ -38,6 +43,11 @@ def split_named(name: str) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
+def rest_of(name: str) -> tuple[str, ...]:
+    """The words of a name that name no split: val and valid have none, `id_val` has id."""
+    return tuple(word for word in words_of(name) if word not in _SPLIT_OF)
+
+
 def splits_among(names: Iterable[str]) -> list[str]:
     """The names of training data, and of validation or test data, that differ in this word alone.
 
@@ -47,8 +57,7 @@ def splits_among(names: Iterable[str]) -> list[str]:
     alike: dict[tuple[str, ...], dict[str, str]] = {}
     for name in names:
         if split := split_named(name):
-            rest = tuple(word for word in words_of(name) if word not in _SPLIT_OF)
-            alike.setdefault(rest, {}).setdefault(split, name)
+            alike.setdefault(rest_of(name), {}).setdefault(split, name)
     pairs = [found for found in alike.values() if "train" in found and len(found) > 1]
     return sorted(pairs[0].values()) if pairs else []
 

@@ -68,19 +68,23 @@ def saved_index(location: str) -> Index | None:
     return min(_saved(find_place(location)), key=is_stale, default=None)
 
 
-def build_index(location: str, progress: Progress = lambda *_: None) -> Index:
-    """Scans a location and saves its index beside the data, or in the cache if that is read-only.
+def build_index(
+    location: str, progress: Progress = lambda *_: None, *, beside: bool = False
+) -> Index:
+    """Scans a location and saves its index: of shards beside them, of single images in the cache.
 
-    For a file of several splits, one scan finds and saves the indices of all. DataError for a
-    missing file.
+    `beside`: of single images beside them too, where machines share the data. A place that is
+    read-only gives way to the other one. For a file of several splits, one scan finds and saves
+    the indices of all. DataError for a missing file.
     """
     place = find_place(location)
     if is_remote(place.root):
         check_present(place)
     scan = formats.scan(place)
     headers, tables = _collect(scan, progress)
+    beside = beside or scan.files > 0
     saved = {
-        split: _save(replace(place, split=split or None), headers[split], table)
+        split: _save(replace(place, split=split or None), headers[split], table, beside)
         for split, table in tables.items()
     }
     return saved[place.split or ""]
@@ -332,26 +336,31 @@ def _cached_path(location: str, place: ResolvedLocation) -> Path:
 
 
 def _name_beside(place: ResolvedLocation) -> str:
-    pattern = os.path.relpath(place.location, place.root)
-    if pattern == ".":
+    name = os.path.relpath(place.location, place.root) + _suffix(place)
+    # Releases before gave a folder of Parquet this name, whatever its options.
+    if name == "." and not place.files(".parquet"):
         return ".trainyard-index"
-    return f".trainyard-index-{_short_hash(pattern + _suffix(place))}"
+    return f".trainyard-index-{_short_hash(name)}"
 
 
 def _suffix(place: ResolvedLocation) -> str:
     return place.option_text + (f"#{place.split}" if place.split else "")
 
 
-def _save(place: ResolvedLocation, header: Header, table: _Table) -> Index:
+def _save(place: ResolvedLocation, header: Header, table: _Table, beside: bool) -> Index:
     columns = table.columns()
-    *beside, cached = _saved_paths(place)
-    try:
-        for path in beside:
-            return save_index(path, header | {"root": ""}, columns)  # valid after a move of data
-    except OSError:  # read-only or full
-        pass
-    with into_cache(cached, place.location):
-        return save_index(cached, header | {"root": real_path(place.root)}, columns)
+    *near, cached = _saved_paths(place)
+    # Without a root it is valid after a move of the data.
+    roots = dict.fromkeys(near, "") | {cached: real_path(place.root)}
+    # Other programs list the folders of single images: a new file there may end them.
+    prefers_cache = not beside and not any(path.exists() for path in near)
+    for path in sorted(roots, key=cached.__eq__, reverse=prefers_cache):
+        try:
+            with into_cache(path, place.location):
+                return save_index(path, header | {"root": roots[path]}, columns)
+        except DataError as error:  # read-only or full
+            problem = error
+    raise problem
 
 
 def _short_hash(text: str) -> str:

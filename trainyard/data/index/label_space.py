@@ -5,6 +5,7 @@ that class is in the order. The one other convention is ImageNet's, whose number
 positions of its sorted WordNet ids.
 """
 
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -15,22 +16,63 @@ from trainyard.errors import DataError
 from trainyard.printable import print_line
 
 _NAMED = 3  # classes that a message names
+_SEPARATORS = (None, ",", ";", "/", "|", "+", "&", "_", "-")  # None: blanks
+# Characters of no width that are not in the category Cf, by Unicode's Default_Ignorable_Code_Point.
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0\ufe00-\ufe0f\U000e0000-\U000e0fff]"
+)
 
 
 def plain_names(names: Iterable[str], where: str) -> list[str]:
     """Names of classes stripped and in Unicode's form NFC, in which they are compared.
 
-    DataError if two of them are one then.
+    DataError if two of them look the same.
     """
     first: dict[str, str] = {}
+    plain = []
     for name in names:
-        plain = unicodedata.normalize("NFC", name).strip() or name
-        if plain in first:
-            raise DataError(
-                "data.classes-look-alike", location=where, first=first[plain], name=name
-            )
-        first[plain] = name
-    return list(first)
+        plain.append(unicodedata.normalize("NFC", name).strip() or name)
+        seen = _visible(name)
+        if seen in first:
+            raise DataError("data.classes-look-alike", location=where, first=first[seen], name=name)
+        first[seen] = name
+    return plain
+
+
+def _visible(name: str) -> str:
+    """What is seen of a name: without characters of no width, and with single blanks."""
+    shown = (c for c in name if unicodedata.category(c) != "Cf" and not _UNSEEN.match(c))
+    return unicodedata.normalize("NFC", " ".join("".join(shown).split())) or name
+
+
+def _look(name: str) -> str:
+    """Equal for names that differ in case, in width or in another form of the same characters."""
+    return unicodedata.normalize("NFKC", _visible(name)).casefold()
+
+
+def name_remarks(classes: Sequence[str]) -> list[str]:
+    """Remarks about classes that look alike, and about those that are made of others."""
+    alike: dict[str, list[str]] = {}
+    for name in classes:
+        alike.setdefault(_look(name), []).append(name)
+    remarks = [
+        f"the classes {' and '.join(map(ascii, names))} look alike: are they one?"
+        for names in alike.values()
+        if len(names) > 1
+    ]
+    if joined := [name for name in classes if _is_joined(name, {*classes})]:
+        shown = ", ".join(map(repr, joined[:_NAMED])) + (", …" if joined[_NAMED:] else "")
+        remarks.append(
+            f"{shown}: made of other classes: several labels for an image are a list of labels, "
+            "such as dog|sofa in a column labels"
+        )
+    return remarks
+
+
+def _is_joined(name: str, classes: set[str]) -> bool:
+    """True for a name of two or more of the classes, with one separator between them."""
+    parts = [[part.strip() for part in name.split(separator)] for separator in _SEPARATORS]
+    return any(len(names) > 1 and classes.issuperset(names) for names in parts)
 
 
 class Match(NamedTuple):
@@ -103,6 +145,10 @@ def _how_they_differ(known: Sequence[str], found: Sequence[str]) -> str:
 
 
 def _way_out(known: Sequence[str], found: Sequence[str], has_names: bool) -> str:
+    looks = {_look(name): name for name in known}
+    for name in sorted({*found} - {*known}):
+        if (twin := looks.get(_look(name))) is not None:
+            return f"; {name!a} looks like {twin!a}: give both one name"
     names = "a dataset.json beside {} can name them (`trainyard data pack` writes one)"
     if not has_names:
         return f"; it numbers its classes without naming them: {names.format('it')}"

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from trainyard.data.index.label_space import name_remarks
+from trainyard.data.index.layout import doubtful_names
 from trainyard.data.index.table import Index
 from trainyard.errors import DataError
 
@@ -39,6 +41,10 @@ def class_remarks(
         ]
         if everywhere:
             remarks.append(f"all training images have the label {_some(everywhere)}")
+    remarks += name_remarks(train.classes) if train.has_names else []
+    # Of folders it is told before they are indexed.
+    if train.format == "tar" and (reason := doubtful_names(train.classes)):
+        remarks.append(f"{train.root}: classes {_some(train.classes)}, though {reason}")
     if shared := _shared_folders(train):
         remarks.append(
             f"{train.root}: its classes {_some(train.classes)} hold the same folders, "

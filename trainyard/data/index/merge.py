@@ -7,6 +7,7 @@ are not changed.
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +18,9 @@ from numpy.typing import NDArray
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.index.build import Progress, open_index
 from trainyard.data.index.label_lists import LabelLists
-from trainyard.data.index.label_space import match_classes, report, unite_classes
+from trainyard.data.index.label_space import match_classes, plain_names, report, unite_classes
+from trainyard.data.index.layout import check_classes
+from trainyard.data.index.overlap import check_once
 from trainyard.data.index.splits import find_splits, train_and_val
 from trainyard.data.index.table import Columns, Index, into_cache, load_index, save_index
 from trainyard.data.index.val_share import Side, open_part
@@ -33,9 +36,17 @@ def merged_splits(
     """The train and val locations of one data set, or of several.
 
     Each of several must have train data, and at least one val data; all val data is used. For
-    `may_share` see `train_and_val`.
+    `may_share` see `train_and_val`. DataError for folders that are hardly classes.
     """
-    locations = [take_secrets(location) for location in locations]
+    found = _merged_splits([take_secrets(place) for place in locations], may_share)
+    train, val = found["train"], found["val"]
+    rest = f"--data.val {shlex.quote(val)}" if isinstance(val, str) else "--data.val_share 0.1"
+    for place in [train] if isinstance(train, str) else train or ():
+        check_classes(place, rest)
+    return found
+
+
+def _merged_splits(locations: Sequence[str], may_share: bool) -> dict[str, str | list[str] | None]:
     if len(locations) == 1:
         return dict(train_and_val(locations[0], may_share=may_share))
     found = [find_splits(location) for location in locations]
@@ -86,6 +97,7 @@ def open_merged(
     same = ("fingerprint", "stamps", "whole")
     if saved is not None and all(getattr(saved, key) == header[key] for key in same):
         return saved
+    check_once(parts, locations)
     return _save(path, parts, header)
 
 
@@ -105,19 +117,22 @@ def _unite(
         raise DataError("data.mixed-locations", location=kinds[False], other=kinds[True])
     if known is None:
         known = unite_classes((part.classes, part.has_names) for part in parts)
+        plain_names(known, " and ".join(locations))
     for place, part in zip(locations, parts, strict=True):
         report(match_classes(known, part.classes, place, has_names=part.has_names))
     return list(known)
 
 
 def _path(parts: Sequence[Index], known: Sequence[str] | None) -> Path:
-    identity = [[os.path.realpath(part.path) for part in parts], known and list(known)]
+    # Of releases before, an index may have images twice.
+    identity = [[os.path.realpath(part.path) for part in parts], known and list(known), "once"]
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
     return cache_folder() / f"merged-{digest[:16]}"
 
 
 def _header(parts: Sequence[Index], classes: list[str]) -> dict[str, Any]:
-    identity = [classes, [part.fingerprint for part in parts]]
+    if len(parts) == 1:
+        return _renumbered(parts[0], classes)
     wholes = [part.whole for part in parts]
     left_out = LeftOut()
     for part in parts:
@@ -133,11 +148,31 @@ def _header(parts: Sequence[Index], classes: list[str]) -> dict[str, Any]:
             for part in parts
             for name, stamp in part.stamps.items()
         },
-        "fingerprint": hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
+        "fingerprint": _fingerprint(parts, classes),
         "left_out": left_out.kinds,
         "parts": [len(part) for part in parts],
         "whole": hashlib.sha256(json.dumps(wholes).encode()).hexdigest() if any(wholes) else "",
     }
+
+
+def _renumbered(part: Index, classes: list[str]) -> dict[str, Any]:
+    """The header of a single data set whose labels are numbers among other classes."""
+    return {
+        "root": real_path(part.root),
+        "format": part.format,
+        "classes": classes,
+        "has_names": part.has_names or classes != list(map(str, range(len(classes)))),
+        "stamps": part.stamps,
+        "fingerprint": _fingerprint([part], classes),
+        "left_out": part.left_out.kinds,
+        "whole": part.whole,
+        "same_rows": [str(part.path), part.fingerprint],
+    }
+
+
+def _fingerprint(parts: Sequence[Index], classes: list[str]) -> str:
+    identity = [classes, [part.fingerprint for part in parts]]
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
 def _save(path: Path, parts: Sequence[Index], header: dict[str, Any]) -> Index:
@@ -195,7 +230,10 @@ def _labels(parts: Sequence[Index], classes: list[str]) -> Columns:
 
 
 def _names(parts: Sequence[Index]) -> Columns:
-    """The file names end to end, each after its folder."""
+    """The file names end to end; of several data sets each after its folder."""
+    if len(parts) == 1:
+        names = parts[0].file_names
+        return {"file_name_text": names.text, "file_name_ends": names.ends}
     texts, ends = zip(*map(_full_names, parts), strict=True)
     return {
         "file_name_text": np.concatenate(texts),

@@ -3,15 +3,17 @@
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
+from stat import S_ISLNK
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data.index.table import Index
 from trainyard.data.rng import fold_in
-from trainyard.data.storage.source import is_remote, real_path
+from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 
 Hashes = NDArray[np.uint64]
@@ -34,9 +36,9 @@ def check_apart(train: Index | tuple[str, ...], val: Index, *, few: int = 100_00
     """DataError that names the first validation image that is a training image too.
 
     `train`: the index of the training data, or the shards of a stream.
-    Symbolic links of folders are followed. Links of single files are followed in data sets of up to
-    `few` files only, since it takes minutes on a file server; `trainyard data verify` follows them
-    all.
+    Symbolic links of folders are followed. Symbolic and hard links of single files are followed in
+    data sets of up to `few` files only, since it takes minutes on a file server; `trainyard data
+    verify` follows them all.
     """
     follow = isinstance(train, Index) and max(map(_count, (train, val))) <= few
     if not isinstance(train, Index):
@@ -63,13 +65,33 @@ def same_places(train: Index, val: Index, *, follow: bool = True) -> NDArray[np.
     """
     if not _kinds(train) & _kinds(val):
         return np.empty(0, np.int64)
-    ours, theirs = (hash_names(_real_paths(index, follow)) for index in (train, val))
-    in_train = np.flatnonzero(np.isin(ours, theirs)[train.file])
-    in_val = np.flatnonzero(np.isin(theirs, ours)[val.file])
-    places = fold_in(0, ours[train.file[in_train]].view(np.int64), train.places[in_train])
-    found = fold_in(0, theirs[val.file[in_val]].view(np.int64), val.places[in_val])
-    shared: NDArray[np.int64] = in_val[np.isin(found, places)]
+    shared: NDArray[np.int64] = np.flatnonzero(
+        np.isin(_places(val, follow), _places(train, follow))
+    )
     return shared
+
+
+def check_once(parts: Sequence[Index], locations: Sequence[str], *, few: int = 100_000) -> None:
+    """DataError for an image that two of several data sets have; `few`: see `check_apart`."""
+    follow = sum(map(_count, parts)) <= few
+    seen = np.empty(0, np.uint64)
+    for part, location in zip(parts, locations, strict=True):
+        own = _places(part, follow)
+        if len(shared := np.flatnonzero(np.isin(own, seen))):
+            raise DataError(
+                "data.image-in-two-locations",
+                location=location,
+                num_shared=len(shared),
+                path=part.locate(int(shared[0]))[0],
+            )
+        seen = np.concatenate([seen, own])
+
+
+def _places(index: Index, follow: bool) -> Hashes:
+    """A hash of each sample's file and place in it, equal for each name of the file."""
+    files = hash_names(_real_paths(index, follow))
+    places: Hashes = fold_in(0, files[index.file].view(np.int64), index.places).view(np.uint64)
+    return places
 
 
 def hash_names(texts: Iterable[str]) -> Hashes:
@@ -106,7 +128,7 @@ def _real_folders(index: Index) -> set[str]:
 
 
 def _rows_in_files(val: Index, files: Iterable[str]) -> NDArray[np.int64]:
-    known = hash_names(map(real_path, files))
+    known = hash_names(path if is_remote(path) else _real_file(path) for path in files)
     return np.flatnonzero(np.isin(hash_names(_real_paths(val, follow=True)), known)[val.file])
 
 
@@ -116,8 +138,22 @@ def _real_paths(index: Index, follow: bool) -> Iterator[str]:
         path = os.path.join(index.root, index.file_names[row])
         if is_remote(path):
             yield path
-        elif follow and os.path.islink(path):
-            yield os.path.realpath(path)
+        elif follow:
+            yield _real_file(path, real_folder)
         else:
             folder, name = os.path.split(path)
             yield os.path.join(real_folder(folder), name)
+
+
+def _real_file(path: str, real_folder: Callable[[str], str] = os.path.realpath) -> str:
+    """The path of a file without links; a file with several names is its device and inode."""
+    with suppress(OSError):  # a file that is away has its path alone
+        stat = os.lstat(path)
+        if S_ISLNK(stat.st_mode):
+            path = os.path.realpath(path)
+            stat = os.stat(path)
+        # Inodes are compared for these alone: some file systems have numbers that change.
+        if stat.st_nlink > 1:
+            return f"{stat.st_dev}:{stat.st_ino}"
+    folder, name = os.path.split(path)
+    return os.path.join(real_folder(folder), name)

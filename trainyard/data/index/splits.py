@@ -32,6 +32,7 @@ from trainyard.data.storage.manifest import FILE_NAME, read_manifest
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import is_remote, reason_of
 from trainyard.errors import DataError
+from trainyard.printable import how_many
 
 _SHARDS = (
     *("*.tar", "*.h5", "*.hdf5", "*.packed", "*.parquet"),
@@ -47,7 +48,7 @@ class Splits(NamedTuple):
     found: dict[str, str]
     """The location of each, of SPLITS."""
     folder: str
-    """The location, or the only folder in it, which was entered."""
+    """The location, or the folder in it that was entered."""
 
     def chosen(self) -> dict[str, str]:
         """The locations of "train" and "val"; without other data, test data are for validation."""
@@ -77,7 +78,7 @@ def train_and_val(location: str, *, may_share: bool = False) -> dict[str, str | 
             wanted = f"did you mean --data {shlex.quote(deeper)}?"
         elif "val" in missing:
             share = "the same command with --data.val_share 0.1 validates on a tenth of its images"
-            wanted = f"{share}; {wanted}"
+            wanted = "; ".join([*_without_classes(location), share, wanted])
         raise DataError(
             "data.missing-split",
             location=location,
@@ -114,8 +115,8 @@ def split_remarks(location: str) -> list[str]:
     splits = _find(location)
     chosen = splits.chosen()
     remarks = []
-    if chosen and splits.folder != location:
-        remarks.append(f"{location}: its splits lie in {splits.folder}, its only folder")
+    if chosen and splits.folder != location.removesuffix(options_of(location)):
+        remarks.append(f"{location}: its splits lie in {splits.folder}")
     left_out = [place for place in splits.found.values() if place not in chosen.values()]
     if chosen and not is_remote(location) and os.path.isdir(splits.folder):
         entered = {split_of(place)[0] for place in splits.found.values()}
@@ -127,6 +128,7 @@ def split_remarks(location: str) -> list[str]:
             lists = (name for name in _listed_in(folder)[1] if name.endswith(LIST_SUFFIXES))
             left_out += [os.path.join(folder, name) for name in lists if splits_named(name)]
         left_out += _other_shards(splits.folder, entered)
+        remarks += _without_classes(splits.folder)
     if left_out:
         used = " and ".join(chosen.values())
         remarks.append(f"{', '.join(sorted(left_out))}: left out beside {used}")
@@ -159,15 +161,24 @@ def _find(location: str) -> Splits:
     if is_remote(location):
         return Splits(_listed(location) or _on_hub(location), location)
     if os.path.isdir(location):
-        found = _listed(location) or _in_folder(location)
-        folders, files = _listed_in(location)
-        if found or len(folders) != 1 or any(map(_is_image, files)):
-            return Splits(found, location)
-        inner = os.path.join(location, folders[0])
-        return Splits(_listed(inner) or _in_folder(inner), inner)
+        for folder in _entered(location):
+            if found := _listed(folder) or _in_folder(folder):
+                return Splits(found, folder)
+        return Splits({}, location)
     place = find_place(location)
     splits = () if place.split else formats.splits_inside(place)
     return Splits({s: f"{location}#{s}" for s in SPLITS if s in splits}, location)
+
+
+def _entered(location: str) -> Iterator[str]:
+    """A folder, and those inside that may hold its splits: the only one, and `data`."""
+    folders, files = _listed_in(location)
+    is_one = len(folders) == 1 and not any(map(_is_image, files))
+    for folder in (location, os.path.join(location, folders[0])) if is_one else (location,):
+        yield folder
+        inside = os.path.join(folder, "data")  # as repositories of the Hub keep their Parquet
+        if os.path.isdir(inside) and matching(_listed_in(inside)[1], "*.parquet"):
+            yield inside
 
 
 def _listed(folder: str) -> dict[str, str]:
@@ -219,9 +230,6 @@ def _in_folder(location: str) -> dict[str, str]:
             raise DataError("data.several-of-split", names=" and ".join(places), split=split)
     found = {split: places[0] for split, places in candidates.items() if places}
     _check_no_class(location, folders, found)
-    inside = os.path.join(location, "data")  # as repositories of the Hub keep their Parquet
-    if not found and os.path.isdir(inside) and matching(_listed_in(inside)[1], "*.parquet"):
-        return _in_folder(inside)
     return found
 
 
@@ -242,6 +250,19 @@ def _with_classes(folder: str) -> str:
         folder = os.path.join(folder, folders[0])
         folders, files = _listed_in(folder)
     return folder if folders or any(matching(files, kind) for kind in _SHARDS) else ""
+
+
+def _without_classes(location: str) -> list[str]:
+    """Remarks about folders that are splits by name, and hold images without classes."""
+    remarks = []
+    for name in _listed_in(location)[0] if os.path.isdir(location) else ():
+        path = os.path.join(location, name)
+        if not split_named(name) or _with_classes(path):
+            continue
+        if count := sum(map(_is_image, _listed_in(path)[1])):
+            images = how_many(count, "image")
+            remarks.append(f"{path}: holds {images}, but no folder of a class: it is not used")
+    return remarks
 
 
 def _check_no_class(location: str, folders: Sequence[str], found: dict[str, str]) -> None:

@@ -83,6 +83,8 @@ class Index:
     """Number of samples of each merged data set, in their order; empty for a single one."""
     whole: str = ""
     """The fingerprint of the data that these samples are one side of; "" for all samples."""
+    same_rows: tuple[str, ...] = ()
+    """The path and fingerprint of the index of these rows that other numbers of classes are in."""
 
     def __len__(self) -> int:
         return len(self.label)
@@ -228,6 +230,7 @@ def _parse(path: Path, content: NDArray[np.uint8]) -> Index:
         left_out=LeftOut(header["left_out"]),
         parts=tuple(header.get("parts", ())),
         whole=header.get("whole", ""),
+        same_rows=tuple(header.get("same_rows", ())),
         **columns,
     )
     _check_columns(index)
@@ -237,7 +240,7 @@ def _parse(path: Path, content: NDArray[np.uint8]) -> Index:
 def _check_header(header: dict[str, Any]) -> None:
     """An error of _DAMAGE unless the values in a header have the right types."""
     texts = [header["root"] or "", header["format"], header["fingerprint"], *header["stamps"]]
-    texts += [header.get("whole", ""), *header["classes"]]
+    texts += [header.get("whole", ""), *header.get("same_rows", ()), *header["classes"]]
     if any(b"\0" in os.fsencode(text) for text in texts):
         raise ValueError("a name has a null character")
     if not all(isinstance(stamp, list | None) for stamp in header["stamps"].values()):

@@ -70,6 +70,8 @@ def index_anew(files: Files, path: Path, progress: Progress) -> tuple[Index | No
             raise _of_folder(error, place) from None
         findings = [*broken.values()] or [of_error(error, place.location)]
         whole = tuple(name for name in names if name not in broken)
+        if not whole and isinstance(error, DataError) and error.code in formats.FITS_NONE:
+            raise
         check = checked(files.split, "structure", how_many(len(names), "file"), findings)
         if not broken or not whole:
             return None, [check]
@@ -100,8 +102,8 @@ def _left_out(split: str, index: Index) -> Check:
     kinds, total = index.left_out.kinds, index.left_out.total
     said = (f"{n:,} {kind}, such as {name}" for kind, (n, name) in kinds.items())
     lines = [Finding("verify.left-out", line) for line in said]
-    whole = f"{len(index) + total:,} found"
-    return checked(split, "left out", whole, lines, count=total, otherwise="note")
+    whole, count = f"{len(index) + total:,} found", sum(n for n, _ in kinds.values())
+    return checked(split, "left out", whole, lines, count=count, otherwise="note")
 
 
 def _shards_in(place: ResolvedLocation) -> list[str]:

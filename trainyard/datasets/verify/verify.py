@@ -7,7 +7,7 @@ trained on: unusual files, broken links, few images in a class, the same image t
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data.index.label_space import match_classes
+from trainyard.data.index.layout import doubt_about
 from trainyard.data.index.learnable import check_learnable, class_remarks
 from trainyard.data.index.overlap import same_places
 from trainyard.data.index.splits import all_splits
@@ -61,7 +62,7 @@ def verify(
     """
     locations = all_splits(location, is_divided=bool(division))
     files = [find_files(split, named, location) for split, named in locations.items()]
-    checks = [check_listing(part) for part in files if part.listed]
+    checks = [*_check_layout(locations), *(check_listing(part) for part in files if part.listed)]
     splits: list[VerifiedSplit] = []
     with tempfile.TemporaryDirectory(prefix="trainyard-verify-") as folder:
         for part in files:
@@ -91,6 +92,15 @@ def _divided(index: Index, division: tuple[Side, ...], folder: Path) -> list[Ver
         VerifiedSplit(side.split, save_part(index, side, folder / f"{side.split}-part"))
         for side in division
     ]
+
+
+def _check_layout(locations: Mapping[str, str]) -> Iterator[Check]:
+    """Checks that the folders of training data are classes, where a doubt about them is."""
+    name, location = next(iter(locations.items()))
+    if doubt := doubt_about(location):
+        found = [Finding(doubt.code, str(doubt))]
+        result: Result = "problem" if doubt.is_strong else "note"
+        yield checked(name, "layout", "by names and places", found, otherwise=result)
 
 
 # --- checks of the index ---
