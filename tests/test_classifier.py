@@ -297,13 +297,17 @@ def test_nothing_of_the_program_is_changed(
     digits: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    before = torch.get_float32_matmul_precision()
+    before, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     torch.set_float32_matmul_precision("medium")
+    torch.set_num_threads(3)  # load() gave torch a thread for each core
     try:
         load(finished).predict(files_of(digits)[:1])
         assert torch.get_float32_matmul_precision() == "medium"
         assert torch.backends.cudnn.allow_tf32
+        assert torch.get_num_threads() == 3
     finally:
+        torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(before)
 
 

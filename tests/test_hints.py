@@ -11,6 +11,7 @@ from trainyard.hints import (
     closest,
     foreign_names,
     from_other_trainer,
+    hint_at_argument,
     ignoring_punctuation,
     near_pattern,
     nearest,
@@ -55,9 +56,41 @@ def test_patterns_that_are_suggested_fit() -> None:
     assert near_pattern("qqq", names) == ""
 
 
+# Of timm, Hugging Face, Lightning, Ultralytics and torchvision; each was taken for another.
+OF_OTHERS = """
+warmup_ratio warmup_steps warmup_momentum warmup-lr batch size name eval eval_steps lrf fraction
+train-split drop clip-mode decay-rate vflip lr_scheduler_type do_train norm-weight-decay weights
+"""
+
+
+@pytest.mark.parametrize("word", OF_OTHERS.split())
+def test_another_quantity_is_no_hint(word: str) -> None:
+    known = {option.lstrip("-") for option in options_of_training()} | all_keys().keys()
+    assert hint_at_argument(f"--{word}", "1", known, "train") == ""
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("optim.momentun", "optim.momentum"),
+        ("batch.sizee", "batch.size"),
+        ("optim.lrr", "optim.lr"),
+        ("data.trian", "data.train"),
+        ("weight_decya", "optim.weight_decay"),
+        ("image-sizes", "data.image_size"),
+        ("schedule.warmup_from", "schedule.warmup_from"),
+        ("epochs", "run.length"),
+    ],
+)
+def test_a_misspelt_key_is_a_hint(word: str, meant: str) -> None:
+    assert f"--{meant} " in hint_at_argument(f"--{word}", "1", all_keys(), "train")
+
+
 @pytest.mark.parametrize("name", foreign_names())
 def test_other_trainers_names_lead_to_values_that_are_valid(name: str) -> None:
     target, form = from_other_trainer(name.replace("_", "-"))
+    if not target:  # no hint
+        return
     if "." not in target:
         assert f"--{target}" in options_of_training() or target == "CUDA_VISIBLE_DEVICES"
         return

@@ -10,12 +10,19 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 from timm import create_model
+from torch import nn
 from torch.nn import functional as F
 
 from tests.command_line import Capture, newest, run, shown
 from tests.errors import check, raises, refused
 from trainyard.classifier import load
-from trainyard.run.temperature import best_temperature, divide, load_temperatures
+from trainyard.config import check as check_recipe
+from trainyard.run.temperature import (
+    _check_linear,
+    best_temperature,
+    divide,
+    load_temperatures,
+)
 from trainyard.training.label_scores import LabelScores
 
 
@@ -91,6 +98,25 @@ def test_logits_are_divided_in_the_classifier(name: str) -> None:
 @pytest.fixture
 def copied(averaged: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(averaged, tmp_path / "run", symlinks=True))
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Sequential(nn.BatchNorm1d(12), nn.Linear(12, 3))
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.head(images.flatten(1)))
+
+
+def test_a_classifier_that_is_not_linear_is_refused() -> None:
+    """LeViT's has a batch norm, whose count of batches, an integer, cannot be divided."""
+    config = check_recipe({"data": {"image_size": 2}})
+    with raises("temperature.not-linear"):
+        _check_linear(config, Normed(), torch.device("cpu"))
 
 
 def test_evaluate_fits_and_all_commands_use_it(

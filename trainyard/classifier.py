@@ -41,7 +41,7 @@ from trainyard.run.temperature import divide, load_temperatures
 from trainyard.training import checkpoint
 from trainyard.training.evaluate import Views
 from trainyard.training.precision import AUTOCASTS, autocast, use_precision
-from trainyard.world import World, pick_device
+from trainyard.world import World, own_device
 
 _BATCH = 256  # images per batch, at most
 _LEAST_SHOWN = 224  # pixels of the longer side of an overlay
@@ -92,7 +92,7 @@ def load(
     checkpoint.check(found)
     progress = checkpoint.read_progress(found)
     weights = choose_weights(found, progress, ema)
-    place = pick_device(World()) if device is None else torch.device(device)
+    place = own_device(World()) if device is None else torch.device(device)
     classes = tuple(progress["classes"])
     model = trained_model(config, found, len(classes), weights).to(place).eval()
     temperature = load_temperatures(found).get(weights, 1.0)

@@ -21,7 +21,13 @@ from trainyard.data.augment.config import AugmentConfig
 from trainyard.data.config import DataConfig, Locations
 from trainyard.errors import RecipeError
 from trainyard.files import RunDirectory
-from trainyard.hints import did_you_mean, from_other_trainer, ignoring_punctuation
+from trainyard.hints import (
+    as_question,
+    did_you_mean,
+    from_other_trainer,
+    ignoring_punctuation,
+    misspelt,
+)
 from trainyard.model.config import ModelConfig
 from trainyard.monitor.config import WatchConfig
 from trainyard.optim.config import (
@@ -606,7 +612,10 @@ def _meant(key: str, keys: Collection[str]) -> str:
     target, _ = from_other_trainer(key.rpartition(".")[2])
     if target in keys and not ignoring_punctuation(key, keys):
         return did_you_mean(target, keys)
-    return did_you_mean(key, keys) or "; `trainyard recipes --keys` lists all"
+    found = ignoring_punctuation(key, keys) or misspelt(key, keys)
+    return (
+        as_question([repr(name) for name in found[:3]]) or "; `trainyard recipes --keys` lists all"
+    )
 
 
 def _reason(error: ErrorDetails, key: str) -> str:

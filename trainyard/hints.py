@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Sequence
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 _CUTOFF = 0.7  # of difflib's ratio; suggestions below it would be guesses
@@ -71,6 +72,43 @@ def nearest(word: str, known: Iterable[str]) -> list[str]:
     return [names[lasts.index(last)] for last in near]
 
 
+def misspelt(word: str, known: Iterable[str]) -> list[str]:
+    """The known names of options or keys that a word may be a misspelling of.
+
+    No name of other words: that is another quantity, such as warmup_from for warmup_ratio.
+    """
+    section, _, last = word.rpartition(".")
+    return [name for name in known if _is_misspelt(last, _last(name), section == _section(name))]
+
+
+def _is_misspelt(word: str, name: str, is_of_section: bool) -> bool:
+    """True if each part differs in a letter at most, or in the order of two; short ones agree."""
+    words, names = (re.split(r"[\W_]+", text.lower()) for text in (word, name))
+    pairs = list(zip(words, names, strict=False))
+    return len(words) == len(names) and all(
+        one == other
+        or sorted((one, other)) == [min(one, other), f"{min(one, other)}s"]
+        or (min(len(one), len(other)) >= (2 if is_of_section else 5) and _is_near(one, other))
+        for one, other in pairs
+    )
+
+
+def _is_near(word: str, other: str) -> bool:
+    """True if one letter is wrong, absent or too much, or two are swapped."""
+    head = _num_equal(word, other)
+    word, other = word[head:], other[head:]
+    tail = _num_equal(word[::-1], other[::-1])
+    word, other = word[: len(word) - tail], other[: len(other) - tail]
+    return max(len(word), len(other)) <= 1 or (len(word) == 2 and word == other[::-1])
+
+
+def _num_equal(word: str, other: str) -> int:
+    """The number of letters in which two words begin alike."""
+    return sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(word, other, strict=False))
+    )
+
+
 def near_pattern(pattern: str, names: Sequence[str]) -> str:
     """Like `did_you_mean`, for a pattern that matches none of some dotted parameter names."""
     modules = {name[:dot] for name in names for dot, sign in enumerate(name) if sign == "."}
@@ -106,6 +144,8 @@ def hint_at_argument(word: str, value: str | None, known: Collection[str], comma
         is_data = "data" in known and ("://" in word or os.path.isdir(word))
         return as_question([f"--data {shlex.quote(word)}"]) if is_data else ""
     name, value = name.lstrip("-"), rest if mark else value
+    if foreign_names().get(name.replace("-", "_").lower()) == "":
+        return ""
     found = ignoring_punctuation(name, known)
     target, form = ("", "") if found else from_other_trainer(name)
     if target in known:
@@ -113,8 +153,12 @@ def hint_at_argument(word: str, value: str | None, known: Collection[str], comma
     elif command in (elsewhere := _ELSEWHERE.get(target, ((), "")))[0]:
         return elsewhere[1].format(value if value and value.isdecimal() else "N")
     given = "" if value is None else f" {shlex.quote(value)}"
-    found = (found or nearest(name, known))[:3]
+    found = (found or misspelt(name, known))[:3]
     return as_question([f"--{each}{given}{_REMARKS.get(each, '')}" for each in found])
+
+
+def _section(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _last(name: str) -> str:

@@ -1,8 +1,10 @@
-"""Ends this process when the process that started it is killed."""
+"""What a process has of those before it: it ends with its parent, and puts back handlers."""
 
 import ctypes
 import os
 import signal
+from collections.abc import Mapping
+from typing import Any
 
 LAUNCHER = "TRAINYARD_LAUNCHER"
 """Variable with the pid of the Trainyard process that started a rank."""
@@ -23,3 +25,9 @@ def end_with_launcher() -> None:
     signal_without_parent(signal.SIGTERM)
     if launcher is not None and os.getppid() != int(launcher):  # the launcher is gone already
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def put_back_handlers(before: Mapping[int, Any]) -> None:
+    """Restore what `signal.signal` gave; None, one that is not Python's, becomes the default."""
+    for number, handler in before.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)

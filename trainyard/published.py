@@ -20,7 +20,7 @@ from trainyard.model.build import check_name
 from trainyard.model.weights import LoadedWeights, pixels_in
 from trainyard.run.build import build_run_model
 from trainyard.run.pretrained import Beginning, initial_source, with_pixels
-from trainyard.world import World, pick_device
+from trainyard.world import World, own_device
 
 _OF_MODEL = ("options", "channels_last", "checkpoint_key", "checkpoint_prefix")
 # Arguments of timm that change no score of an image as it is asked for; weights are adapted to it.
@@ -60,7 +60,7 @@ def load_published(
     if classes is None:
         classes, remarks = _imagenet_names(_num_classes(config, source, noted))
     model, log = _adapted(config, source, classes)
-    place = pick_device(World()) if device is None else torch.device(device)
+    place = own_device(World()) if device is None else torch.device(device)
     classifier = Classifier(
         model=model.to(place).eval().requires_grad_(False),
         classes=tuple(classes),

@@ -32,10 +32,10 @@ from trainyard.data.index.table import Index
 from trainyard.data.loader.loader import Loader, LoaderProcess
 from trainyard.data.loader.process import BatchTask, announcement
 from trainyard.data.loader.ring import num_slices, num_slots
-from trainyard.data.loader.spec import ENDING_SIGNALS, LoaderSpec
+from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import OnePassPlan, ShuffledPlan
-from trainyard.errors import LoaderError
+from trainyard.errors import STOPS, LoaderError
 from trainyard.image_size import height_width
 
 PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]
@@ -367,7 +367,7 @@ def test_signals_that_end_a_run_do_not_end_the_loader(index: Index) -> None:
     config = spec(start=0, stop=4)
     with Loader(index, config) as loader:
         for step in range(4):
-            for number in ENDING_SIGNALS:
+            for number in STOPS:
                 os.kill(loader._process.pid, number)
             np.testing.assert_array_equal(next(loader).ids, config.plan.batch(step))
 

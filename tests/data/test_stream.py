@@ -26,10 +26,10 @@ from trainyard.data.device.join import StreamLoader
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.tar import SequentialReader
 from trainyard.data.formats.webdataset import Streamed, streamed
-from trainyard.data.loader.spec import ENDING_SIGNALS
 from trainyard.data.stream.open_shard import open_shard
 from trainyard.data.stream.shards import list_shards
 from trainyard.data.stream.walk import Item, PassBatch, Room, StreamSpec, shards_of, shuffled, walk
+from trainyard.errors import STOPS
 
 SIZES = (3, 0, 7, 1, 40)
 CLASSES = tuple("0123456789")
@@ -407,7 +407,7 @@ def test_signals_that_end_a_run_do_not_end_a_command(shards: str, tmp_path: Path
         spec(f"pipe:echo $$ > '{note}'; {wait}; cat '{shard}'", num_passes=1)
     ) as loader:
         shell = noted(note, loader)
-        for number in ENDING_SIGNALS:
+        for number in STOPS:
             os.kill(shell, number)
         go.touch()
         assert len(loader.take()[0].ids) == 4

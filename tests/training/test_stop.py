@@ -35,6 +35,17 @@ def test_a_signal_is_noted(number: signal.Signals, reason: type[Stopped]) -> Non
     assert signal.getsignal(number) == before
 
 
+def test_a_handler_that_is_not_pythons_becomes_the_default() -> None:
+    """signal.signal() gives None for one in C, which it does not take: a finished run failed."""
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        with StopSignal(World()) as stop:
+            stop._previous[signal.SIGUSR1] = None
+        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 @pytest.mark.parametrize("numbers", [ENDINGS[2:4], ENDINGS[3:1:-1]], ids=["first", "last"])
 def test_to_stop_outweighs_to_requeue(numbers: list[tuple[signal.Signals, object]]) -> None:
     with StopSignal(World()) as stop:

@@ -241,6 +241,8 @@ def _loaded(options: argparse.Namespace) -> "tuple[Classifier, list[str]]":
     with loading():
         from trainyard.classifier import load
         from trainyard.published import load_published
+        from trainyard.world import World, pick_device
+    pick_device(World())  # for its threads
     if options.model is None:
         return load(options.target, ema=options.ema, overrides=options.overrides), []
     return load_published(options.model, options.checkpoint, overrides=options.overrides)

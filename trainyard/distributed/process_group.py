@@ -17,6 +17,7 @@ from trainyard.distributed.startup_check import check_start
 from trainyard.distributed.store import open_stores, start_limit
 from trainyard.distributed.watchdog import Watchdog
 from trainyard.errors import PeerError, TrainyardError
+from trainyard.parent import put_back_handlers
 from trainyard.world import NO_LIMIT, World, gpu_of, own_device
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _killed_by_interrupt() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        put_back_handlers({signal.SIGINT: before})
 
 
 def _join(world: World, facts: Mapping[str, str]) -> Watchdog:

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from trainyard.errors import STOPS, Requeued, Stopped
+from trainyard.parent import put_back_handlers
 
 T = TypeVar("T")
 
@@ -27,14 +28,13 @@ def handling(
 
     An ignored SIGHUP stays ignored, as nohup wants it.
     """
-    before: dict[int, Any] = {number: signal.signal(number, handler) for number in numbers}
+    before = {number: signal.signal(number, handler) for number in numbers}
     if before.get(signal.SIGHUP) == signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         yield
     finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
+        put_back_handlers(before)
 
 
 def next_event(events: "queue.SimpleQueue[T]", limit_s: float = math.inf) -> T:

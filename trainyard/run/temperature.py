@@ -69,7 +69,8 @@ def divide(model: nn.Module, temperature: float) -> None:
     """Make a model's logits those of before, divided by the temperature."""
     weights = model.state_dict()
     for key in classifier_keys(model) if temperature != 1 else ():
-        weights[key].div_(temperature)  # the model's own memory
+        if weights[key].is_floating_point():  # not a batch norm's count of batches
+            weights[key].div_(temperature)  # the model's own memory
 
 
 def calibrate(

@@ -10,6 +10,7 @@ from types import FrameType, TracebackType
 from typing import Any, Protocol
 
 from trainyard.errors import STOPS, NotSaved, Requeued, Stopped
+from trainyard.parent import put_back_handlers
 from trainyard.world import World, new_group
 
 # The request of each signal; if ranks differ, the higher number wins.
@@ -52,7 +53,7 @@ class StopSignal:
         self._wanted = 0
         self._interrupted: float | None = None  # time of the first Ctrl-C
         self._waits_for_data = False
-        self._previous: dict[signal.Signals, object] = {}
+        self._previous: dict[int, Any] = {}
         self._group: Any = None
         self._pending: deque[tuple[Any, Any]] = deque()  # pending all-reduces and their tensors
 
@@ -75,8 +76,7 @@ class StopSignal:
     ) -> None:
         if self._previous:
             signal.setitimer(signal.ITIMER_REAL, 0)  # before its signal has the default again
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+        put_back_handlers(self._previous)
         for work, _ in self._pending if error is None else ():
             work.wait()
 

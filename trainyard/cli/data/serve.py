@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from trainyard.errors import DataError, TrainyardError
+from trainyard.parent import put_back_handlers
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -54,5 +55,5 @@ def data_serve(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return 0
     finally:
-        signal.signal(signal.SIGTERM, before)
+        put_back_handlers({signal.SIGTERM: before})
     raise TrainyardError("serve.nginx-ended", exit_code=code)

@@ -4,7 +4,6 @@ Both sides import this module, and the loader process starts with every feed: py
 stay out.
 """
 
-import signal
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -16,13 +15,11 @@ from trainyard.data.decode.crops import (
     RandomResizedCrop,
 )
 from trainyard.data.sampler.plan import Plan
+from trainyard.errors import STOPS
 from trainyard.image_size import ImageSize
 from trainyard.world import World, cores_per_rank
 
-ENDING_SIGNALS = (
-    *(signal.SIGINT, signal.SIGTERM),
-    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU),
-)
+ENDING_SIGNALS = tuple(STOPS)
 """The signals that end a run. A loader process outlives them: its trainer ends it."""
 
 AGAIN = 255
