@@ -70,9 +70,19 @@ def run(row: dict[str, Any]) -> Cell:
     return Cell(row["source"], row["recipe"], where, published, minutes, longer=published / minutes)
 
 
-def typical(factors: Iterable[float]) -> float:
-    """The median of the factors either way."""
-    return statistics.median(max(factor, 1 / factor) for factor in factors)
+def by_source(cells: Iterable[Cell]) -> dict[str, float]:
+    """The median of each source's factors either way: rows of one source are no trials of their
+    own. What follows a comma is a part of it, or a guess about it."""
+    factors: dict[str, list[float]] = {}
+    for cell in cells:
+        source = cell.source.partition(",")[0]
+        factors.setdefault(source, []).append(max(cell.longer, 1 / cell.longer))
+    return {source: statistics.median(of) for source, of in factors.items()}
+
+
+def typical(cells: Iterable[Cell]) -> float:
+    """The median over the sources."""
+    return statistics.median(by_source(cells).values())
 
 
 def covered(factors: Iterable[float]) -> int:
@@ -162,8 +172,8 @@ def main() -> None:
     inside = f"{covered(of_rates + of_runs)} of {len(of_rates + of_runs)}"
     parts = [
         "# What `trainyard estimate` says of published runs",
-        f"The typical factor either way, a median: {typical(of_rates):.3f} of throughputs, "
-        f"{typical(of_runs):.3f} of runs, {typical(of_rates + of_runs):.3f} of all. From .. to, "
+        f"The typical factor either way, a median over the sources: {typical(rates):.2f} of "
+        f"throughputs, {typical(runs):.2f} of runs. From .. to, "
         f"{RANGE[0]:g} to {RANGE[1]:g} times as long: {inside} lie inside.",
         "## Throughputs",
         table(rates, "images/s"),
@@ -172,6 +182,7 @@ def main() -> None:
         f"for the others, {deviation(left_out()):.2f}.",
         "## Whole runs",
         table(runs, "minutes"),
+        "By source: " + ", ".join(f"{name} {of:.2f}" for name, of in by_source(runs).items()),
         ABOUT.replace("\n", " ").strip(),
     ]
     print(*parts, sep="\n\n")

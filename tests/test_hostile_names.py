@@ -1,5 +1,6 @@
 """Names that would command a terminal, or are no UTF-8, as commands print them."""
 
+import csv
 import os
 import shutil
 from pathlib import Path
@@ -8,10 +9,11 @@ import pytest
 
 from tests.command_line import SHORT, Capture, run
 from tests.data.tars import write_files
-from trainyard.printable import printable
+from tests.report.histories import train_report, write_run
+from trainyard.printable import csv_text, from_csv, printable
 
-HIDES = "\x1b[2J\x1b[31mred\rgreen\u202e"
-SHOWN = r"\x1b[2J\x1b[31mred\rgreen\u202e"
+HIDES = "\x1b[2J\x1b[31mred\rgreen\u202e\nforged"
+SHOWN = r"\x1b[2J\x1b[31mred\rgreen\u202e\nforged"
 EMOJI = ":cat: [red]"
 LATIN = os.fsdecode(b"caf\xe9")
 
@@ -61,6 +63,7 @@ def test_no_command_prints_a_name_raw(
     assert "\x1b" not in out + err
     assert "\r" not in out + err
     assert "\u202e" not in out + err
+    assert "\nforged" not in out + err
 
 
 def test_remarks_print_no_name_raw(tmp_path: Path, capsys: Capture) -> None:
@@ -79,9 +82,7 @@ def test_names_are_shown_so_that_they_are_known(hostile: Path, capsys: Capture) 
     assert all(name in said for name in (SHOWN, EMOJI, r"caf\udce9"))
 
 
-@pytest.mark.parametrize(
-    "text", ["", "n01440764", "crème brûlée", "日本\u3000語", "two\nlines", "🐈"]
-)
+@pytest.mark.parametrize("text", ["", "n01440764", "crème brûlée", "日本\u3000語", "🐈"])
 def test_what_is_no_command_stays(text: str) -> None:
     assert printable(text) == text
 
@@ -90,3 +91,25 @@ def test_what_is_no_command_stays(text: str) -> None:
 def test_what_is_written_may_have_them(words: str, trained: Path, tmp_path: Path) -> None:
     places = {"run": trained, "new": tmp_path / "new"}
     assert run(*(word.format_map(places) for word in words.split())) == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["=1+1", "+a", "-a", "-", "@a", "\ta", "\r=a", "\n@a", "\uff1da", "'=a", "-1+a", "+1e5x"],
+)
+def test_no_name_is_a_formula_in_a_spreadsheet(name: str, tmp_path: Path) -> None:
+    assert str(csv_text(name)).startswith("'")
+    assert from_csv(str(csv_text(name))) == name
+    write_run(tmp_path / "runs" / name, [train_report(1)])
+    assert run("runs", tmp_path / "runs", "--csv", tmp_path / "runs.csv") == 0
+    with open(tmp_path / "runs.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["name"], row["run"]) == (csv_text(name), str(tmp_path / "runs" / name))
+
+
+@pytest.mark.parametrize(
+    "cell", ["-1.5", "+3", "-2e-05", "a=b", "/=a", "'a", "'", "", -1.5, float("-inf"), 3, None]
+)
+def test_numbers_and_other_texts_stay_as_they_are(cell: object) -> None:
+    assert csv_text(cell) is cell
+    assert from_csv(f"{cell}") == f"{cell}"

@@ -54,6 +54,18 @@ def test_the_name_of_the_project_is_the_one_in_hints() -> None:
     assert f"'{PROJECT['name']}[onnx]'" in installation.install_hint("onnx")
 
 
+def test_nothing_installs_it_anew_from_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where anybody may take its name. Extras are installed beside what is there."""
+    card = (ROOT / "trainyard" / "export" / "card.md.jinja").read_text()
+    assert "pip install" not in card
+    monkeypatch.setattr(installation, "__file__", str(tmp_path / "trainyard" / "installation.py"))
+    (tmp_path / "trainyard-0.0.3.dist-info").mkdir()
+    for text in (installation.NEEDS_EXTENSION, installation.remark_on_other_distribution()):
+        assert text and not re.search(rf"pip install [^;`]*{installation.DISTRIBUTION}", text)
+
+
 # --- another distribution in the same folder ---
 
 

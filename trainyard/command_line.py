@@ -154,7 +154,8 @@ def print_error(error: TrainyardError, *, as_json: bool = False) -> int:
     `as_json`: on stdout too, with its code and fields, for the program that reads it.
     """
     if not error.is_shared or _world().is_first:
-        message = printable(without_secrets(str(error)))
+        lines = "\n" if "traceback" in error.fields else ""
+        message = printable(without_secrets(str(error)), keep=lines)
         print(f"trainyard: {message}", file=sys.stderr)
         if as_json:
             code, fields = error.packed()

@@ -1,6 +1,7 @@
 """The distribution of this package: its name, its version, and the commands that install it.
 
-`trainyard` on the package index is another project's, with a package folder of the same name.
+`trainyard` on the package index is another project's, with a package folder of the same name, and
+ours is not there yet: what installs it anew takes a clone, or it would run a stranger's code.
 """
 
 from importlib import import_module
@@ -12,8 +13,8 @@ from trainyard.errors import DataError
 VERSION = "0.2.0"
 DISTRIBUTION = "trainyard-images"
 NEEDS_EXTENSION = (
-    "install a C compiler and run `pip install --force-reinstall --no-deps --no-cache-dir "
-    f"{DISTRIBUTION}`"
+    "install a C compiler and run `pip install --force-reinstall --no-deps --no-cache-dir .` in a "
+    "clone of Trainyard"
 )
 
 
@@ -45,7 +46,7 @@ def remark_on_other_distribution() -> str | None:
         version = other.name.removeprefix("trainyard-").removesuffix(".dist-info")
         return (
             f"{folder} has the package 'trainyard' {version} too, which overwrites files of "
-            f"{DISTRIBUTION}: pip uninstall trainyard; "
-            f"pip install --force-reinstall --no-deps {DISTRIBUTION}"
+            f"{DISTRIBUTION}: pip uninstall trainyard {DISTRIBUTION}; then install Trainyard "
+            "again, from a clone"
         )
     return None

@@ -1,32 +1,50 @@
 """Texts for people: names from users' files, made safe for a terminal, and quantities."""
 
 import json
+import re
 import sys
 import unicodedata
 from typing import Any
 
 _DAY_S = 24 * 3600
+# Signs at which a formula begins, full-width ones too, and blanks that a spreadsheet passes over.
+_FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?(e[+-]?\d+)?")
 
 
-def printable(text: str) -> str:
+def printable(text: str, *, keep: str = "") -> str:
     """The text with control characters, and bytes that are no UTF-8, as escapes such as \\x1b.
 
-    Unescaped, they could hide text, move the cursor or, on a stream in UTF-8, end the program.
-    Line breaks stay.
+    Unescaped, they could hide text, move the cursor, forge a line or, on a stream in UTF-8, end the
+    program. Those in `keep` stay.
     """
     if text.isprintable():
         return text
-    return "".join(letter if _is_shown(letter) else _escape(letter) for letter in text)
+    return "".join(each if each in keep or _is_shown(each) else _escape(each) for each in text)
+
+
+def csv_text(cell: object) -> object:
+    """A text in a CSV file with ' before what a spreadsheet would run as a formula.
+
+    Numbers stay, also as texts, and so do paths from the root. `from_csv` takes it away again.
+    """
+    is_formula = isinstance(cell, str) and _FORMULA.match(cell) and not _NUMBER.fullmatch(cell)
+    return f"'{cell}" if is_formula else cell
+
+
+def from_csv(text: str) -> str:
+    """A text as it was before `csv_text`."""
+    return text[1:] if text[:1] == "'" and _FORMULA.match(text) else text
 
 
 def print_line(text: str) -> None:
     """Print a line on stderr, after the name of the program, with everything escaped that has to
     be."""
-    sys.stderr.write(printable(f"trainyard: {text}\n"))
+    sys.stderr.write(f"trainyard: {printable(text)}\n")
 
 
 def _is_shown(letter: str) -> bool:
-    return letter == "\n" or letter.isprintable() or unicodedata.category(letter) == "Zs"
+    return letter.isprintable() or unicodedata.category(letter) == "Zs"
 
 
 def _escape(letter: str) -> str:

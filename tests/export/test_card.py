@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
 
 from tests.command_line import newest
 from tests.docs.pages import check_command
@@ -17,8 +18,9 @@ from trainyard.classifier import load
 from trainyard.config import RunConfig, load_recipe, to_toml
 from trainyard.export.card import card
 from trainyard.export.check import Difference
-from trainyard.export.description import describe
+from trainyard.export.description import Description, describe
 from trainyard.files import sha256
+from trainyard.printable import printable
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +61,7 @@ def test_the_recipe_and_the_commands_train_it_again(transformer: Path, tmp_path:
     again = load_recipe(str(tmp_path / "recipe.toml"))
     assert plainly(again) == plainly(load_recipe(str(transformer / "recipe.toml")))
     (commands,) = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-    _, train, evaluate = commands.splitlines()
+    train, evaluate = commands.splitlines()
     for command in (train, evaluate):
         check_command(command)
 
@@ -158,11 +160,51 @@ def test_locations_are_published_one_by_one_without_paths_and_commands(convoluti
     recipe["run"] = recipe["run"] | {"resume": "/home/alice/runs/a/checkpoints/latest"}
     about = describe(dataclasses.replace(classifier, recipe=RunConfig.model_validate(recipe)))
     text = card(about, "onnx", "m.onnx", SAME)
-    assert "| trained on | imagenet/train and alice/extra and photos and alice/more#train |" in text
-    assert "| evaluated on | a pipe and alice/all.csv#val |" in text
+    train = "imagenet/train and alice/extra and photos and alice/more#train"
+    assert f"| trained on | `{train}` |" in text
+    assert "| evaluated on | `a pipe and alice/all.csv#val` |" in text
     assert "/home" not in text and "cat " not in text.partition("## Use")[0]
 
 
-def test_a_name_with_a_bar_stays_in_its_cell(convolutions: Path) -> None:
-    about = dataclasses.replace(describe(load(convolutions)), train="a|b\nc")
-    assert "| trained on | a\\|b c |\n" in card(about, "onnx", "m.onnx", SAME)
+HOSTILE = (
+    *("a`<img src=x onerror=alert(1)>`", "``b", " `", "`", "", "<script>", "[a](javascript:b)"),
+    *("b\n# heading", "c\r\n\n<b>", "|d|", "*e*", "&lt;", "\\`f", "\\"),
+)
+
+
+@pytest.mark.quick
+def test_names_stay_in_their_code_spans() -> None:
+    """In the card as Markdown shows it."""
+    about = Description(
+        **dict.fromkeys((field.name for field in dataclasses.fields(Description)), ""),
+    )
+    about = dataclasses.replace(
+        about,
+        architecture="nets:mine",
+        model_args={"a": "`<i>`"},
+        classes=HOSTILE,
+        image_size=32,
+        fit="crop",
+        crop_pct=1.0,
+        mean=(0.5,),
+        std=(0.5,),
+        parameters=1,
+        step=1,
+        temperature=1.0,
+        evaluation={},
+        train="a|`<b>`\nc",
+        val="<i>|`",
+        license=None,
+        recipe={},
+        versions={"trainyard": "1"},
+    )
+    text = card(about, "html", "`<a>`", SAME)
+    tokens = MarkdownIt("commonmark").enable("table").parse(text)
+    inner = [part for token in tokens for part in token.children or ()]
+    assert not [part for part in (*tokens, *inner) if part.type.startswith("html")]
+    spans = [part.content for part in inner if part.type == "code_inline"]
+    shown = [printable(name) or " " * 3 for name in HOSTILE]
+    assert "\n".join(shown) in "\n".join(spans)
+    assert "pip install" not in text  # of a name that anybody may take on an index
+    for name in ("nets:mine", '{"a": "`<i>`"}', "a|`<b>`\\nc", "<i>|`", "`<a>`"):
+        assert name in spans

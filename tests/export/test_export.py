@@ -199,7 +199,7 @@ def test_the_card_tells_the_truth_and_no_paths(exports: Path, trained: Path, dig
     assert f"top-1 {own['ema_top1' if classifier.uses_ema else 'top1']:.2%}" in text
     for written in (text, (exports / "model.hub" / "README.md").read_text()):
         assert str(digits) not in written and str(exports) not in written
-    assert "| trained on | digits/train |" in text
+    assert "| trained on | `digits/train` |" in text
 
 
 # --- what goes wrong ---

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,54 @@ def test_what_does_not_go_together(convolutions: Path, tmp_path: Path) -> None:
         (["--hub", tmp_path / "hub", "--photograph"], "option.photograph-without-file"),
     ):
         check(refused("export", convolutions, *words), code)
+
+
+LIBRARY, WASM = "dist/ort.wasm.bundle.min.mjs", "dist/ort-wasm-simd-threaded.wasm"
+GOOD = {LIBRARY: b"export{InferenceSession}", WASM: b"\0asm\1"}
+
+
+def tarball(path: Path, files: dict[str, bytes], link: str | None = None) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"package/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+        if link:
+            member = tarfile.TarInfo(f"package/{LIBRARY}")
+            member.type, member.linkname = tarfile.LNKTYPE, link
+            archive.addfile(member)
+    return path
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("files", "link"),
+    [
+        (GOOD | {LIBRARY: b"abc"}, None),
+        (GOOD | {WASM: b"<html>"}, None),
+        ({WASM: GOOD[WASM]}, "none"),
+        ({WASM: GOOD[WASM]}, f"package/{LIBRARY}"),
+    ],
+)
+def test_a_package_that_holds_something_else(
+    files: dict[str, bytes], link: str | None, tmp_path: Path
+) -> None:
+    assert read_runtime(tarball(tmp_path / "a.tgz", GOOD)) == {
+        "library": GOOD[LIBRARY],
+        "wasm": GOOD[WASM],
+    }
+    with raises("export.no-onnxruntime-web"):
+        read_runtime(tarball(tmp_path / "b.tgz", files, link))
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("kept", [0.3, 0.9])
+def test_a_package_that_is_cut_off(kept: float, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).bytes(50_000)
+    path = tarball(tmp_path / "a.tgz", GOOD | {WASM: GOOD[WASM] + noise})
+    path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
+    with raises("file.unreadable", path=path):
+        read_runtime(path)
 
 
 def transparent(mode: str) -> bytes:

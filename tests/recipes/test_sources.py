@@ -99,6 +99,15 @@ def test_rates_are_those_of_timm_s_scheduler(
     np.testing.assert_allclose(list(rates(name, 3)), expected, rtol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["resnet50-a1", "resnet50-a2", "resnet50-a3"])
+def test_the_ends_of_the_rates_are_of_the_release_that_is_named(name: str) -> None:
+    """timm 0.5.4's of the time of the paper: train.py of 1.0 warms up from 1e-5 and decays to 0."""
+    config = load_recipe(name)
+    assert config.schedule.warmup_from * config.optim.lr == pytest.approx(1e-4)
+    assert config.schedule.min_lr == 1e-6
+    assert "timm 0.5.4, train.py" in beside_source(name)["source"]
+
+
 @pytest.mark.parametrize(
     ("name", "epochs", "ramp"),
     [

@@ -4,12 +4,14 @@ import copy
 import json
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from tempfile import gettempdir
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ import torch._inductor.config
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from tests.command_line import newest, run
 from tests.errors import check, raises, refused
@@ -110,17 +113,23 @@ def test_compiled_code_is_kept_where_nobody_else_writes(cache: Path) -> None:
 @compiles
 @pytest.mark.quick
 @pytest.mark.parametrize(
-    "why", ["named", "a space", "of somebody else", "open to others", "a link", "a file"]
+    "why",
+    ["named", "a space", "of somebody else", "open to others", "a link", "a file", "no home"],
 )
-def test_torchs_own_folder_stays(
+def test_without_a_folder_to_keep_it_is_a_new_one_of_this_user_alone(
     why: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Not torch's in the shared temporary folder, which others may have made."""
     keep_compiled_code()
     folder = Path(os.environ.pop(COMPILED))
     if why == "named":
         monkeypatch.setenv(COMPILED, str(tmp_path))
     elif why == "a space":
         monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "my cache"))
+    elif why == "no home":
+        monkeypatch.delenv("TRAINYARD_CACHE")
+        monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError))
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     elif why == "of somebody else":
         monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
     elif why == "open to others":
@@ -131,8 +140,14 @@ def test_torchs_own_folder_stays(
             folder.symlink_to(tmp_path / "other")
         else:
             folder.touch()
-    keep_compiled_code()
-    assert os.environ.get(COMPILED) == (str(tmp_path) if why == "named" else None)
+    reason, found = keep_compiled_code(), Path(os.environ[COMPILED])
+    if why == "named":
+        assert (reason, found) == (None, tmp_path)
+        return
+    assert reason and found not in (folder, Path(default_cache_dir()))
+    about = found.lstat()
+    assert stat.S_ISDIR(about.st_mode) and about.st_mode & 0o777 == 0o700
+    assert about.st_uid == os.stat(tmp_path).st_uid and not list(found.iterdir())
 
 
 @compiles

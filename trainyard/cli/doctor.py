@@ -10,7 +10,7 @@ from trainyard.cli.train import config_of, run_folder
 from trainyard.distributed import discover
 from trainyard.errors import InputError
 from trainyard.parent import end_with_launcher
-from trainyard.printable import how_many
+from trainyard.printable import how_many, printable
 
 if TYPE_CHECKING:
     from trainyard.config import RunConfig
@@ -82,7 +82,7 @@ def _print(findings: "Findings") -> None:
         [
             row.what,
             Text(row.verdict, style=_COLOURS[row.verdict]),
-            row.found + (f"\n-> {row.advice}" if row.advice else ""),
+            Text("\n-> ").join(map(Text, map(printable, filter(None, (row.found, row.advice))))),
         ]
         for row in findings.rows
     ]

@@ -258,7 +258,7 @@ def print_result(
     columns, of = result.predictions[prefix], f"{result.data.where}, {label_of(prefix)} weights"
     if num_classes is not None:
         rows = _classes(result, columns, num_classes)
-        print_text(f"\nThe {len(rows)} worst of {len(result.classes):,} classes ({of})")
+        print_text("", f"The {len(rows)} worst of {len(result.classes):,} classes ({of})")
         keys = [key for key in _OF_CLASSES if rows and key in rows[0]]
         table = empty_table("class", ">samples", *(f">{_OF_CLASSES[key]}" for key in keys))
         for row in rows:
@@ -266,7 +266,7 @@ def print_result(
             table.add_row(row["class"], f"{row['samples']:,}", *shares)
         console.print(table)
     if num_confusions is not None:
-        print_text(f"\nThe most frequent wrong guesses ({of})")
+        print_text("", f"The most frequent wrong guesses ({of})")
         table = empty_table("class", "taken for", ">samples")
         for row in _confusions(result, columns, num_confusions):
             table.add_row(row["class"], row["guess"], f"{row['samples']:,}")

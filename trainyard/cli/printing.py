@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from trainyard.errors import InputError
 from trainyard.files import write_text
+from trainyard.printable import csv_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,11 +35,12 @@ def empty_table(*columns: str) -> "Table":
     """A table without rows; columns whose names begin with ">" hold numbers, on the right."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in columns:
         if name.startswith(">"):
-            table.add_column(name[1:], justify="right", no_wrap=True)
+            table.add_column(Text(name[1:]), justify="right", no_wrap=True)  # of several lines
         else:
             table.add_column(name, overflow="fold")
     return table
@@ -63,9 +65,12 @@ def result_console() -> "Console":
 
 
 def write_csv(option: str, path: Path, rows: Iterable[Iterable[object]]) -> None:
-    """Write a table to a file; InputError, which names the option, if that fails."""
+    """Write a table to a file, its texts as in `csv_text`.
+
+    InputError, which names the option, if that fails.
+    """
     text = io.StringIO(newline="")
-    csv.writer(text).writerows(rows)
+    csv.writer(text).writerows([csv_text(each) for each in row] for row in rows)
     with naming(option, path):
         write_text(path, text.getvalue(), errors="surrogateescape")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trainyard.cli.options import check_suffix
 from trainyard.files import check_run
+from trainyard.printable import printable
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -52,5 +53,5 @@ def report(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"report": str(path), "bytes": size, "runs": options.runs}))
     else:
-        print(f"{path} ({size / 1e6:.1f} MB): open it in a browser")
+        print(printable(f"{path} ({size / 1e6:.1f} MB): open it in a browser"))
     return 0

@@ -18,7 +18,7 @@ from trainyard.data.storage.credentials import without_secrets
 from trainyard.errors import RecipeError, TrainyardError
 from trainyard.launch.job import Job
 from trainyard.launch.signals import stopped_by
-from trainyard.printable import print_line
+from trainyard.printable import print_line, printable
 
 if TYPE_CHECKING:
     from trainyard.config import RunConfig
@@ -301,4 +301,4 @@ def _show(
             value = f"{METRICS[one.best_by]} {one.mean:.2%} ± {one.standard_error:.2%}, {about}"
             print_text(without_secrets(f"{one.name}: {value}" if one.name else value))
         if report is not None:
-            print(f"the report on all: {report}")
+            print(printable(f"the report on all: {report}"))

@@ -12,7 +12,7 @@ from trainyard.data.storage.source import is_remote
 from trainyard.distributed import discover
 from trainyard.errors import RecipeError, TrainyardError
 from trainyard.parent import end_with_launcher
-from trainyard.printable import print_line
+from trainyard.printable import print_line, printable
 
 if TYPE_CHECKING:
     from trainyard.config import RunConfig
@@ -95,7 +95,7 @@ def _report(folder: Path, *, is_printed: bool) -> None:
         print_line(f"the run is complete, no report ({why}): {again}")
     else:
         if is_printed:
-            print(f"its report: {path}")
+            print(printable(f"its report: {path}"))
 
 
 def config_of(options: argparse.Namespace) -> "RunConfig":

@@ -14,10 +14,10 @@ from trainyard.export.check import Difference
 from trainyard.export.description import INPUT, OUTPUT, Description
 from trainyard.export.formats import METADATA
 from trainyard.image_size import height_width
-from trainyard.installation import DISTRIBUTION
 from trainyard.model.weights import CROP_MODES
 from trainyard.monitor.history import METRICS
 from trainyard.own_code import is_own
+from trainyard.printable import printable
 
 MADE_BY = "Made by `trainyard export`"
 """Text in every card, which tells cards from other files."""
@@ -41,7 +41,9 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
     environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    environment.filters.update(json=partial(json.dumps, ensure_ascii=False), repr=repr)
+    environment.filters.update(
+        json=partial(json.dumps, ensure_ascii=False), repr=repr, code=_code, cell=_cell
+    )
     template = environment.from_string(Path(__file__).with_name("card.md.jinja").read_text())
     height, width = height_width(about.image_size)
     return template.render(
@@ -62,8 +64,20 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
         metadata=METADATA,
         most=_MOST,
         recipe=tree_as_toml(about.recipe).rstrip(),
-        distribution=DISTRIBUTION,
     )
+
+
+def _code(text: str) -> str:
+    """A name as a code span, out of which it cannot get: Markdown and HTML in it are text."""
+    text = printable(text) or " "
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " if text.strip("` ") != text else ""  # Markdown takes one away
+    return f"{fence}{space}{text}{space}{fence}"
+
+
+def _cell(text: str) -> str:
+    """A code span in a cell of a table."""
+    return _code(text).replace("|", "\\|")
 
 
 def _front_matter(about: Description) -> ModelCardData:

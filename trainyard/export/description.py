@@ -57,7 +57,8 @@ class Description:
     precision: str
     """Precision of training and evaluation; exported models compute in float32."""
     evaluation: dict[str, Any]
-    """samples, the metrics by their keys, loss of these weights; {} if they were not evaluated."""
+    """samples, the metrics by their keys, and loss of these weights; {} if they were not evaluated.
+    Without the loss, which was measured before, if there is a temperature."""
     has_lists: bool
     """True if an image may have any number of classes: a sigmoid makes their probabilities."""
     train: str
@@ -177,6 +178,8 @@ def _evaluation(classifier: Classifier) -> dict[str, Any]:
     samples = last.get("samples")
     if not is_of_these or "loss" not in measured or not isinstance(samples, int):
         return {}
+    if classifier.temperature != 1:  # it is that before; classes, and so all else, are the same
+        del measured["loss"]
     return {"samples": samples, **measured}
 
 

@@ -82,7 +82,7 @@ class Exporter:
             difference = self._checked(kind, inner)
             size = sum(file.stat().st_size for file in folder.iterdir())
             card_path = card_of(path)
-            text = printable(card(self._about, kind, path.name, difference))
+            text = printable(card(self._about, kind, path.name, difference), keep="\n")
             (folder / card_path.name).write_text(text, encoding="utf-8")
             # The model comes last: once it is visible, all its parts are there.
             first, last = card_path.name, path.name
@@ -102,7 +102,7 @@ class Exporter:
         with _staging(path, self._bytes) as folder:
             difference = self._checked("hub", folder)
             size = sum(file.stat().st_size for file in folder.iterdir())
-            text = printable(card(self._about, "hub", name, difference))
+            text = printable(card(self._about, "hub", name, difference), keep="\n")
             (folder / CARD).write_text(text, encoding="utf-8")
             path.mkdir(exist_ok=True)
             names = [CARD, CONFIG, WEIGHTS]

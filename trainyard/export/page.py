@@ -5,8 +5,10 @@ import gzip
 import html
 import io
 import json
+import lzma
 import re
 import tarfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,8 +17,13 @@ from jinja2 import Environment, StrictUndefined
 from trainyard.data.decode.decode import BACKGROUND
 from trainyard.errors import InputError
 from trainyard.export.description import Description
+from trainyard.files import open_regular
 
 _FILES = {"library": "ort.wasm.bundle.min.mjs", "wasm": "ort-wasm-simd-threaded.wasm"}
+_SIGNS = {"library": b"InferenceSession", "wasm": b"\0asm"}
+"""What is in each, by which a file of that name is known to be it."""
+_MOST_BYTES = 2**28
+_DAMAGED = (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError)
 
 
 def read_runtime(package: Path) -> dict[str, bytes]:
@@ -27,8 +34,12 @@ def read_runtime(package: Path) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     try:
         for name, content in _members(package):
-            found |= {key: content for key, wanted in _FILES.items() if name == wanted}
-    except (OSError, tarfile.TarError) as error:
+            found |= {
+                key: content
+                for key, wanted in _FILES.items()
+                if name == wanted and _SIGNS[key] in content
+            }
+    except _DAMAGED as error:
         reason = str(error).partition(":")[0]
         raise InputError("file.unreadable", path=package, reason=reason) from None
     if missing := [_FILES[key] for key in _FILES if key not in found]:
@@ -40,13 +51,14 @@ def _members(package: Path) -> Iterator[tuple[str, bytes]]:
     if package.is_dir():
         for name in _FILES.values():
             for path in sorted(package.rglob(name))[:1]:
-                yield name, path.read_bytes()
+                with open_regular(path) as file:
+                    yield name, file.read()
         return
     with tarfile.open(package) as archive:
         for member in archive:
             name = member.name.rpartition("/")[2]
-            file = archive.extractfile(member) if name in _FILES.values() else None
-            if file is not None:
+            is_wanted = name in _FILES.values() and member.isreg() and member.size < _MOST_BYTES
+            if is_wanted and (file := archive.extractfile(member)):
                 yield name, file.read()
 
 

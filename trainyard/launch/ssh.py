@@ -307,7 +307,7 @@ def sync(hosts: Sequence[GivenHost], login: Login) -> None:
             f"host {host.name}: {why}" for host, why in zip(hosts, copied, strict=True) if why
         ]
     if problems:
-        raise InputError("launch.sync-failed", reason="\n  ".join(problems))
+        raise InputError("launch.sync-failed", reason="; ".join(problems))
 
 
 def _copy(host: GivenHost, login: Login) -> str | None:

@@ -1,10 +1,13 @@
 """Execution modes of a model: recomputed activations, compilation. Results do not change."""
 
+import atexit
 import fcntl
 import hashlib
 import os
+import shutil
 import socket
 import stat
+import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,31 +75,39 @@ def compile_in_place(model: nn.Module, mode: str, *, in_pieces: bool = True) -> 
         model.compile(mode=mode, dynamic=False)
 
 
-def keep_compiled_code() -> None:
+def keep_compiled_code() -> str | None:
     """Have torch keep what it compiles, for the next start, in a folder of this user alone.
 
     By default it lies in a temporary folder, which any user of the machine may make first, and runs
-    code when it is read. A `TORCHINDUCTOR_CACHE_DIR` stays as it is, and so does torch's folder if
-    there can be no other: without a home, where files cannot be locked, or with a space in the
-    path, which torch does not quote for the compiler.
+    code when it is read. Where there can be none to keep, it is a new one, removed at the end, and
+    the reason is returned. A `TORCHINDUCTOR_CACHE_DIR` stays as it is.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # torch itself sets it
 
     if os.environ.get(_COMPILED, default_cache_dir()) != default_cache_dir():
-        return
+        return None
+    reason = None
     try:
-        folder = cache_folder() / f"compiled-{_of_this_node()}"
-        if " " in str(folder):
-            return
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = folder.lstat()
-        if about.st_uid != os.getuid() or not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o077:
-            return
-        with open(folder / "lock", "wb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH)
-    except (OSError, InputError):
-        return
+        folder = _kept_folder()
+    except (OSError, InputError) as error:
+        folder, reason = Path(tempfile.mkdtemp(prefix="trainyard-compiled-")), str(error)
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ[_COMPILED] = str(folder)
+    return reason
+
+
+def _kept_folder() -> Path:
+    """OSError or InputError if it cannot be, or files in it cannot be locked."""
+    folder = cache_folder() / f"compiled-{_of_this_node()}"
+    if " " in str(folder):  # which torch does not quote for the compiler
+        raise InputError("file.unusable", path=folder, reason="has a space in its path")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    about = folder.lstat()
+    if about.st_uid != os.getuid() or not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o077:
+        raise InputError("file.unusable", path=folder, reason="is not a folder of this user alone")
+    with open(folder / "lock", "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+    return folder
 
 
 def _of_this_node() -> str:

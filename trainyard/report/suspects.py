@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainyard.errors import InputError
+from trainyard.printable import from_csv
 from trainyard.report.markup import Html, about, join, tag
 from trainyard.report.pictures import Album, open_data, turns_upright
 from trainyard.report.predictions import Section, line, tile
@@ -57,7 +58,7 @@ def _read(path: Path) -> tuple[list[_Suspect], int]:
     """The first suspects, and the number of all."""
     try:
         with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
-            rows = csv.DictReader(file)
+            rows = ({key: from_csv(of) for key, of in row.items()} for row in csv.DictReader(file))
             found = [_suspect(row) for row in islice(rows, _SHOWN)]
             return found, len(found) + sum(1 for _ in rows)
     except (OSError, csv.Error, KeyError, TypeError, ValueError) as error:

@@ -45,6 +45,7 @@ from trainyard.monitor.reports import Reporter
 from trainyard.optim.groups import classifier_parameters, set_group_rates
 from trainyard.optim.schedules import Rates, Schedule, build_schedule
 from trainyard.own_code import announce, is_own
+from trainyard.printable import print_line
 from trainyard.run.labels import has_lists
 from trainyard.training import checkpoint
 from trainyard.training.bn_statistics import batch_norms, estimate_statistics
@@ -351,7 +352,9 @@ def build_step(
     """`wrapped`: the model from the averager."""
     compile_mode = build_mode(config, state.model, next(state.model.parameters()).device).name
     if compile_mode != "off" or config.optim.compile:
-        keep_compiled_code()
+        reason = keep_compiled_code()
+        if reason and world.is_first:
+            print_line(f"compiled code is not kept for the next start: {reason}")
     compile_in_place(state.model, compile_mode, in_pieces=config.batch.virtual_ranks is None)
     passes = Passes(
         model=wrapped,

@@ -30,6 +30,7 @@ from trainyard.cli.launch.common import (
 )
 from trainyard.cli.options import positive
 from trainyard.errors import InputError, TrainyardError
+from trainyard.files import open_own
 from trainyard.launch.exit_codes import GRACE_S, LEFT
 from trainyard.launch.job import Job
 from trainyard.parent import end_with_launcher
@@ -138,7 +139,7 @@ def _alone(name: str) -> Iterator[None]:
     ssh may have lost a host whose agent goes on: the next one then waits for its end.
     """
     path = os.path.join(tempfile.gettempdir(), f"trainyard-agent-{name}")
-    with open(path, "w") as file:
+    with open(path, "w", opener=open_own) as file:  # others may put a link there
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield
