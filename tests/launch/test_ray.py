@@ -205,7 +205,7 @@ def scaling(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(ray, "nodes", said.nodes)
     monkeypatch.setattr(ray.util, "placement_group_table", lambda group: said.group)
     said.asked = []
-    client = SimpleNamespace(
+    client: Any = SimpleNamespace(
         _autoscaling_coordinator="the actor of a dead node",
         maybe_send_resource_request=lambda *_: said.asked.append(
             getattr(client, "_autoscaling_coordinator", "another one")
@@ -267,9 +267,11 @@ def test_a_run_counts_what_it_holds_itself(scaling: SimpleNamespace) -> None:
     assert policy.make_decision_for_non_running_worker_group().num_workers == 1  # Ray has freed it
 
 
-@pytest.mark.parametrize("notice_s", [30, None, 302, 4000])
+@pytest.mark.parametrize(
+    ("notice_s", "wanted"), [(30, 1010), (None, 1010), (302, 1015), (4000, 4710)]
+)
 def test_a_drained_node_trains_on_until_there_is_just_time_to_save(
-    notice_s: float | None, monkeypatch: pytest.MonkeyPatch
+    notice_s: float | None, wanted: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It saved at once, and was idle until the end of the notice."""
     _real_ray()
@@ -292,7 +294,7 @@ def test_a_drained_node_trains_on_until_there_is_just_time_to_save(
     drained = Event()
     ray_nodes._save_before_drain(agent, drained)
     assert drained.is_set()
-    assert sent == [{30: 1010, None: 1010, 302: 1015, 4000: 4710}[notice_s]]
+    assert sent == [wanted]
 
 
 def _real_ray() -> Any:

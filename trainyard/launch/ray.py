@@ -277,27 +277,26 @@ class _Waiting:
 
     def check(self, waited_s: float) -> None:
         """TrainyardError after the limit, unless others only use the nodes."""
+        self._is_told &= waited_s > _TELL_S
+        if waited_s <= _TELL_S or (self._is_told and waited_s <= _NO_NODES_S):
+            return
         from trainyard.launch.ray_scaling import fitting, free_nodes
 
-        self._is_told &= waited_s > _TELL_S
-        if waited_s > _TELL_S and not self._is_told:
-            self._is_told = True
-            print_line(f"{self._error(waited_s, free_nodes())}")
-        if waited_s > _NO_NODES_S:
-            free = free_nodes()
-            is_there = fitting(_nodes(), self._bundle) >= self._fewest
-            if not is_there or fitting(free, self._bundle) >= self._fewest:
-                raise self._error(waited_s, free)
-
-    def _error(self, waited_s: float, free: Iterable[Mapping[str, float]]) -> TrainyardError:
-        return TrainyardError(
+        there, free = _nodes(), free_nodes()
+        is_there = fitting(there, self._bundle) >= self._fewest
+        error = TrainyardError(
             "launch.no-ray-nodes",
             seconds=round(waited_s),
             limit=round(_NO_NODES_S),
             num_nodes=self._fewest,
             wanted=_words(self._bundle),
-            found=_listed(free),
+            found=f"{_listed(free)} free" if is_there else _listed(there),
         )
+        if waited_s <= _NO_NODES_S:
+            print_line(f"{error}")
+            self._is_told = True
+        elif not is_there or fitting(free, self._bundle) >= self._fewest:
+            raise error
 
 
 def _bundle(options: RayOptions) -> dict[str, int]:

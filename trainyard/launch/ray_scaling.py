@@ -74,7 +74,7 @@ class FreeNodes(ScalingPolicy):  # type: ignore[misc]
 
     def _possible(self) -> int:
         found = fitting(free_nodes(self._group), self.scaling_config._resources_per_worker_not_none)
-        return min(found, self.scaling_config.max_workers)
+        return min(found, int(self.scaling_config.max_workers))
 
     def _resized(self, num_workers: int) -> Any:
         bundle = self.scaling_config._resources_per_worker_not_none
@@ -95,4 +95,5 @@ class FreeNodes(ScalingPolicy):  # type: ignore[misc]
 
     def _find_coordinator(self) -> None:
         """Let Ray look the actor up again: it is another one after the death of its node."""
-        vars(self._coordinator_client or self).pop("_autoscaling_coordinator", None)
+        client: Any = self._coordinator_client or self
+        vars(client).pop("_autoscaling_coordinator", None)
