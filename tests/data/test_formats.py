@@ -148,7 +148,7 @@ def test_a_folder_of_images_has_one_name(
     both = sorted([f"{tmp_path}/{link}", f"{tmp_path}/{other}"])
     with raises("data.folder-twice") as caught:
         build_index(str(tmp_path))
-    assert sorted([caught.value.fields["path"], caught.value.fields["other"]]) == both
+    assert sorted(str(caught.value.fields[name]) for name in ("path", "other")) == both
 
 
 def test_a_broken_link_is_left_out_until_it_is_mended(tmp_path: Path) -> None:

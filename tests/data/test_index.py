@@ -257,7 +257,7 @@ def test_a_link_that_points_elsewhere_now_is_another_data_set(
 def test_nowhere_to_write_is_an_error_that_says_what_to_do(
     tmp_path: Path, folder: Path, read_only: Callable[[Path], None]
 ) -> None:
-    read_only(tmp_path)
+    read_only(tmp_path.parent)
     with raises("index.unwritable", location=folder, reason="Read-only file system"):
         open_index(str(folder))
 

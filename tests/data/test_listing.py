@@ -9,7 +9,7 @@ from tests.errors import raises
 from trainyard.data.formats.left_out import COLUMNS
 from trainyard.data.index.build import open_index
 from trainyard.data.index.merge import merged_splits
-from trainyard.data.index.splits import find_splits
+from trainyard.data.index.splits import find_splits, split_remarks
 from trainyard.data.index.table import Index
 
 IMAGES = {"a/1.jpg": b"one", "a/b, c.jpg": b"two", "2.jpg": b"three", "é.png": b"four"}
@@ -173,6 +173,7 @@ def test_a_split_by_another_name_is_named_and_taken_by_its_option(
         "val": f"{location}#split={column}#{split}",
     }
     assert [len(open_index(place)) for place in places.values()] == [2, 1]
+    assert split_remarks(f"{location}#split={column}") == []
     index = open_index(f"{location}#split=none")
     assert len(index) == 3
     assert index.left_out.kinds == {COLUMNS: (2, f"{column!r}, 'id'")}

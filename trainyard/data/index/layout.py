@@ -40,7 +40,6 @@ _ALSO_CLASSES = ("train", "valid")  # a vehicle, and a check that passed
 class Doubt(NamedTuple):
     """A reason to think that the folders in a location are no classes."""
 
-    code = "data.doubtful-classes"
     location: str
     names: str
     reasons: str
@@ -89,7 +88,13 @@ def check_classes(location: str, rest: str) -> None:
     """
     doubt = doubt_about(location)
     if doubt and doubt.is_strong:
-        raise DataError(doubt.code, **doubt._asdict(), hint=rest)
+        raise DataError(
+            "data.doubtful-classes",
+            location=location,
+            names=doubt.names,
+            reasons=doubt.reasons,
+            hint=rest,
+        )
 
 
 def location_remarks(location: str) -> list[str]:

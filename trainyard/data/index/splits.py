@@ -115,7 +115,7 @@ def split_remarks(location: str) -> list[str]:
     splits = _find(location)
     chosen = splits.chosen()
     remarks = []
-    if chosen and splits.folder != location.removesuffix(options_of(location)):
+    if chosen and splits.folder not in (location, location.removesuffix(options_of(location))):
         remarks.append(f"{location}: its splits lie in {splits.folder}")
     left_out = [place for place in splits.found.values() if place not in chosen.values()]
     if chosen and not is_remote(location) and os.path.isdir(splits.folder):

@@ -98,7 +98,7 @@ def _check_layout(locations: Mapping[str, str]) -> Iterator[Check]:
     """Checks that the folders of training data are classes, where a doubt about them is."""
     name, location = next(iter(locations.items()))
     if doubt := doubt_about(location):
-        found = [Finding(doubt.code, str(doubt))]
+        found = [Finding("data.doubtful-classes", str(doubt))]
         result: Result = "problem" if doubt.is_strong else "note"
         yield checked(name, "layout", "by names and places", found, otherwise=result)
 
