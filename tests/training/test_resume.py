@@ -259,6 +259,20 @@ def train_without_loader(world: World, config: RunConfig, folder: Path) -> None:
     train_joined(config, folder, world)
 
 
+def test_a_file_system_without_locks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two runs could share a directory there, and nothing said so."""
+
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    folder = RunDirectory(tmp_path / "run")
+    with claim_directory(folder, RunConfig(), {"train": "a", "val": "b"}, World()):
+        assert str(folder.path) in capsys.readouterr().err
+
+
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # values of other types
 def test_ranks_compare_all_keys_but_those_of_a_host() -> None:
     """Ranks with other values of run.log_every or run.save_every waited for each other for ever."""

@@ -188,7 +188,7 @@ def _lock(folder: RunDirectory, patience_s: float) -> int:
     with writing(folder.lock):
         lock = open_own(folder.lock, os.O_RDWR | os.O_CREAT)
     deadline, is_first = time.monotonic() + patience_s, True
-    while not _has_locked(lock):
+    while not _has_locked(lock, folder.path):
         holder = os.pread(lock, 100, 0).decode(errors="replace").strip()
         if time.monotonic() >= deadline:
             os.close(lock)
@@ -204,14 +204,18 @@ def _lock(folder: RunDirectory, patience_s: float) -> int:
     return lock
 
 
-def _has_locked(lock: int) -> bool:
+def _has_locked(lock: int, path: Path) -> bool:
     """False if another process holds the lock; True on a file system without locks."""
     for patience_s in (_LOOK_S, 0):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             time.sleep(patience_s)
-        except OSError:
+        except OSError as error:
+            reason = (
+                f"no locks on its file system ({error.strerror}): train one run at a time in it"
+            )
+            sys.stderr.write(f"trainyard: {path}: {reason}\n")
             return True
         else:
             return True
