@@ -106,7 +106,11 @@ def written(tmp_path: Path) -> Path:
         record_some(each, samples=40, classes=4)
         bad = {"split": "val", "id": 1, "file": "a.jpg", "offset": 0, "reason": "truncated"}
         (each / "quarantine.jsonl").write_text(json.dumps(bad) + "\n")
-        of = {"devices": ["a"], "git": {"commit": "a"}, "command": ["trainyard", "train", "debug"]}
+        of: dict[str, Any] = {
+            "devices": ["a"],
+            "git": {"commit": "a"},
+            "command": ["trainyard", "train", "debug"],
+        }
         of |= {"versions": {"torch": "2"}, "fingerprints": {"val": "a"}, "cpus": 2}
         (each / "environment.json").write_text(json.dumps(of))
         (each / "checkpoints/best/temperature.json").write_text('{"": 1.5}')

@@ -50,7 +50,7 @@ def port() -> Iterator[int]:
     assert spec and spec.loader
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.classifier = Echo()
+    vars(module)["classifier"] = Echo()
     with module.serve(0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server.server_port

@@ -145,8 +145,8 @@ def test_evaluate_fits_and_all_commands_use_it(
     shown(capsys, "export", copied, tmp_path / "model.safetensors", "--ema")
     card = (tmp_path / "model.safetensors.md").read_text()
     assert f"divided by {fitted['ema_temperature']}" in card
-    header = safe_open(tmp_path / "model.safetensors", "np").metadata()
-    measured = json.loads(header["evaluation"])
+    with safe_open(tmp_path / "model.safetensors", "np") as file:
+        measured = json.loads(file.metadata()["evaluation"])
     assert measured["top1"] == fitted["ema_top1"]
     assert "loss" not in measured and "loss" not in card.partition("## Use")[0]  # it was before
     assert result("--no-temperature") == before == result()

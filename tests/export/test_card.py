@@ -175,11 +175,9 @@ HOSTILE = (
 @pytest.mark.quick
 def test_names_stay_in_their_code_spans() -> None:
     """In the card as Markdown shows it."""
-    about = Description(
-        **dict.fromkeys((field.name for field in dataclasses.fields(Description)), ""),
-    )
+    blank: dict[str, Any] = {field.name: "" for field in dataclasses.fields(Description)}
     about = dataclasses.replace(
-        about,
+        Description(**blank),
         architecture="nets:mine",
         model_args={"a": "`<i>`"},
         classes=HOSTILE,

@@ -53,7 +53,7 @@ def test_no_file_and_a_damaged_one(tmp_path: Path) -> None:
         load_recorded(path)
 
 
-WRONG = {
+WRONG: dict[str, list[Any]] = {
     "labels": [LABELS[:2], LABELS[:, None], LABELS - 2, LABELS + 2**30, LABELS + 0.5, LABELS > 1],
     "guess": [said(1, 1).guess, said(1, 1, 3).guess - 3, said(1, 1, 3).guess * np.nan],
     "place": [said(1, -1, 3).place, np.full(3, 2**62), np.full(3, "x")],
@@ -80,7 +80,11 @@ def test_a_column_of_another_kind_length_or_range(
 )
 def test_a_column_of_lists_of_labels(name: str, column: NDArray[Any], tmp_path: Path) -> None:
     path = tmp_path / "predictions.npz"
-    kept = {"read": np.ones(3, bool), "logits": np.zeros((2, 3)), "labels": np.zeros((3, 2), bool)}
+    kept: dict[str, Any] = {
+        "read": np.ones(3, bool),
+        "logits": np.zeros((2, 3)),
+        "labels": np.zeros((3, 2), bool),
+    }
     np.savez(path, step=7, weights="", **kept)
     assert load_recorded(path) is not None
     np.savez(path, step=7, weights="", **kept | {name: column})

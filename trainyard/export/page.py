@@ -58,8 +58,8 @@ def _members(package: Path) -> Iterator[tuple[str, bytes]]:
         for member in archive:
             name = member.name.rpartition("/")[2]
             is_wanted = name in _FILES.values() and member.isreg() and member.size < _MOST_BYTES
-            if is_wanted and (file := archive.extractfile(member)):
-                yield name, file.read()
+            if is_wanted and (content := archive.extractfile(member)):
+                yield name, content.read()
 
 
 def page(about: Description, model: bytes, runtime: Mapping[str, bytes]) -> str:

@@ -351,10 +351,9 @@ def build_step(
 ) -> TrainStep:
     """`wrapped`: the model from the averager."""
     compile_mode = build_mode(config, state.model, next(state.model.parameters()).device).name
-    if compile_mode != "off" or config.optim.compile:
-        reason = keep_compiled_code()
-        if reason and world.is_first:
-            print_line(f"compiled code is not kept for the next start: {reason}")
+    is_compiled = compile_mode != "off" or config.optim.compile
+    if is_compiled and (reason := keep_compiled_code()) and world.is_first:
+        print_line(f"compiled code is not kept for the next start: {reason}")
     compile_in_place(state.model, compile_mode, in_pieces=config.batch.virtual_ranks is None)
     passes = Passes(
         model=wrapped,
