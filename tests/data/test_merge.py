@@ -46,7 +46,8 @@ def named_shards(folder: Path, counts: list[int], names: tuple[str, ...]) -> str
     paths = [folder / f"train-{number:03d}.tar" for number in range(len(counts))]
     sizes = [path.stat().st_size for path in paths]
     shards = tuple(
-        Shard(p.name, *about, "") for p, *about in zip(paths, counts, sizes, strict=True)
+        Shard(path.name, samples, size, "")
+        for path, samples, size in zip(paths, counts, sizes, strict=True)
     )
     splits = {"train": Split(f"train-{{000..{len(counts) - 1:03d}}}.tar", shards)}
     write_manifest(folder, Manifest("webdataset", names, splits))
