@@ -235,6 +235,30 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     assert names(tmp_path) == ["latest", "step-00000001"]
 
 
+@pytest.mark.parametrize("renamed", [1, 2])
+def test_killed_while_one_of_the_same_step_is_replaced(
+    renamed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run with no other checkpoint goes on, from the old one or the new one."""
+    save(tmp_path, 1)
+    rename, calls = os.replace, iter(range(1, 9))
+
+    def rename_and_be_killed(source: Path, target: Path) -> None:
+        rename(source, target)
+        if target.name.strip(".").startswith("step-") and next(calls) == renamed:
+            kill()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", rename_and_be_killed)
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(Killed):
+            save(tmp_path, 1)
+    saver.recover(tmp_path)
+    assert newest_good(tmp_path) == ("step-00000001", [])
+    save(tmp_path, 1)
+    assert names(tmp_path) == ["latest", "step-00000001"]
+
+
 @pytest.mark.parametrize("size", [0, 300, 900, 2000, 3000])  # model, training.pt, progress.json
 def test_a_full_disk(size: int, tmp_path: Path) -> None:
     """One line with path and bytes, and nothing half-written; there is room again afterwards."""

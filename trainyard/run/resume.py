@@ -157,6 +157,7 @@ def claim_directory(
 
 def _claim(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]) -> None:
     saver.check_folder(folder.checkpoints)
+    saver.recover(folder.checkpoints)
     if _has_begun(folder):
         check_same(folder, config, fingerprints)
         return

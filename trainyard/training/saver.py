@@ -36,6 +36,7 @@ from trainyard.world import World, gather, new_group, together
 
 _LOOK_S = 0.5
 _LEAVE_S = 300  # for a pending checkpoint after an error; launchers wait as long
+_REPLACED = ".replaced"
 _LOST_S = 5  # the same if ranks write together and one is lost
 
 
@@ -269,13 +270,24 @@ def finish(part: Path, final: Path, manifest: Manifest, *, keep: int) -> None:
     """Make a written folder the latest checkpoint, and drop all but `keep` old ones."""
     write_manifest(part, manifest)
     # One of this step may be there, which is damaged or lacks its evaluation.
-    old = _hide(final) if os.path.lexists(final) else None
+    old = final.with_name(f".{final.name}{_REPLACED}")
+    if os.path.lexists(final):
+        os.replace(final, old)
     os.replace(part, final)
     fsync(final.parent)
-    if old is not None:
-        _remove(old)
+    _remove(old)
     point(final.parent / "latest", final)
     _prune(final.parent, keep)
+
+
+def recover(folder: Path) -> None:
+    """Give a checkpoint its name back, if a kill came before the new one of its step had it."""
+    for old in folder.glob(f".step-*{_REPLACED}"):
+        final = folder / old.name[1:].removesuffix(_REPLACED)
+        if os.path.lexists(final):
+            _remove(old)
+        else:
+            os.replace(old, final)
 
 
 def point(link: Path, target: Path) -> None:
