@@ -330,7 +330,7 @@ def test_bad_images_are_those_that_training_quarantines_and_odd_ones_are_noted(
     assert found["val", "images"].result == "ok"
     check = found["train", "oddities"]
     assert check.result == "note"
-    odd = {"cmyk.jpg", "disguised.JPEG", "deep.png", "tiny.png", "huge.png"}
+    odd = {"cmyk.jpg", "disguised.JPEG", "dark.png", "tiny.png", "huge.png"}
     found_odd = {f"{finding.code}{Path(finding.file).suffix}" for finding in check.found}
     assert found_odd == {f"verify.{name}" for name in odd}
     assert {Path(finding.file).name for finding in check.found} == odd

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from trainyard.data._native import is_built
 from trainyard.data.config import DataConfig, Locations
+from trainyard.data.decode import lost
 from trainyard.data.decode.seek_tables import seek_remark
 from trainyard.data.index.build import Progress
 from trainyard.data.index.label_space import match_classes, report
@@ -252,6 +253,12 @@ def what_is_left_out(data: Iterable[Index | Stream]) -> list[str]:
         if isinstance(one, Index) and one.left_out
     )
     return list(dict.fromkeys(lines))  # the splits of one file have one account
+
+
+def what_is_lost(*data: Index | Stream) -> list[str]:
+    """Remarks about what training does not see of the images, by a look at some of them."""
+    looks = (lost.remarks(one) for one in data if isinstance(one, Index))
+    return list(dict.fromkeys(printable(text) for some in looks for _, text in some))
 
 
 def warn(console: Console, remarks: Iterable[str]) -> None:

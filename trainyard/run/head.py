@@ -14,6 +14,7 @@ from trainyard.data.open_datasets import (
     slow_paths,
     source_of,
     what_is_left_out,
+    what_is_lost,
 )
 from trainyard.image_size import height_width
 from trainyard.model.weights import pixels_in
@@ -148,6 +149,7 @@ def _length(config: RunConfig, course: Course) -> str:
 def _remarks(config: RunConfig, data: Datasets, course: Course, begun: Beginning) -> Iterator[str]:
     yield from slow_paths(data.train, data.val)
     yield from what_is_left_out([data.train, data.val])
+    yield from what_is_lost(data.train, data.val)
     yield from data_remarks(config.data, data)
     for key in _differences(config, begun, ("mean", "std")):
         yield (

@@ -11,9 +11,10 @@ whose channels are resized one by one.
 """
 
 import io
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from trainyard.data._native import core
 from trainyard.data.decode.array_file import array_shape, is_array, pixels_of_array
@@ -59,6 +61,8 @@ from trainyard.data.storage.encoded import (
 )
 from trainyard.errors import DataError
 
+# Without a handler, Pillow's errors are printed for every image.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 if "HEIF" in IMAGE_FORMATS:
@@ -67,6 +71,7 @@ if "HEIF" in IMAGE_FORMATS:
     pillow_heif.register_heif_opener()
 
 _OF_PICTURES = (1, 3)  # channels
+_BANDS, _BITS = 277, 258  # tags of a TIFF
 
 _KnownCrops = RandomCropParameters | CentralCrop
 """Crops that the extension makes by itself, once it has read the header of an image."""
@@ -487,5 +492,24 @@ def _reason(content: bytes, error: Exception) -> str:
         return "the file is empty"
     if isinstance(error, UnidentifiedImageError):
         is_heif = content[4:12] in (b"ftypheic", b"ftypheix", b"ftypmif1")
-        return f"a HEIF image, {NEEDS_HEIF}" if is_heif else "not an image"
+        return f"a HEIF image, {NEEDS_HEIF}" if is_heif else _of_tiff(content) or "not an image"
     return f"{type(error).__name__}: {error}"
+
+
+def _of_tiff(content: bytes) -> str | None:
+    """What Pillow does not open in a TIFF; None if it is none."""
+    if content[:4] not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
+        return None
+    file = io.BytesIO(content)
+    with suppress(Exception):  # its tags are damaged
+        tags = ImageFileDirectory_v2(file.read(16 if b"+" in content[:4] else 8))
+        file.seek(tags.next)
+        tags.load(file)
+        bands, bits = tags.get(_BANDS, 1), "/".join(map(str, sorted({*tags.get(_BITS, (1,))})))
+        if bands > 1:
+            return (
+                f"a TIFF of {bands} bands of {bits} bits, which is read as an array: "
+                f"numpy.save to .npy as uint8[height, width, {bands}], data.channels = {bands}"
+            )
+        return f"a TIFF of {bits} bits that Pillow does not open: store it in 8 or 16 bits"
+    return None

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from trainyard.data.decode import lost
 from trainyard.data.decode.array_file import array_shape, is_array
 from trainyard.data.decode.crops import Crops
 from trainyard.data.decode.decode import decode_batch, open_lazily
@@ -222,8 +223,10 @@ def _describe(content: bytes, suffix: str) -> tuple[str, dict[str, str], int]:
         odd["disguised"] = f"{kind} in disguise: its name ends in {suffix}"
     if mode == "CMYK":
         odd["cmyk"] = "CMYK instead of RGB"
-    if mode.startswith(("I", "F")):
-        odd["deep"] = "more than 8 bits a channel: training takes the upper 8"
+    seen = lost.look(content, only_deep=True)
+    odd |= dict[str, str](seen.remarks())
+    if seen.is_deep and "dark" not in odd:
+        odd["deep"] = f"more than 8 bits a channel: {seen.values}"
     if min(width, height) < _TINY:
         odd["tiny"] = f"tiny: {width} x {height} pixels"
     if width * height > _HUGE:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.data.decode import lost
 from trainyard.data.index.label_space import match_classes
 from trainyard.data.index.layout import doubt_about
 from trainyard.data.index.learnable import check_learnable, class_remarks
@@ -76,6 +77,7 @@ def verify(
                 own = _divided(index, division, Path(folder))
             splits += own
             checks += [check for split in own for check in _check_rows(split)]
+            checks += [check for split in own for check in _check_lost(split)]
         checks += _check_classes([split for split in splits if split.has_labels])
         checks += _check_overlap(splits) if not division else []
         if deep and splits:
@@ -136,6 +138,15 @@ def _check_balance(split: VerifiedSplit) -> Check:
         for row in rare.tolist()
     )
     return checked(split.name, "balance", about, found, count=len(rare), otherwise="note")
+
+
+def _check_lost(split: VerifiedSplit) -> Iterator[Check]:
+    """What some images hold and training does not see."""
+    found = lost.remarks(split.index)
+    findings = [Finding(f"verify.{code}", text) for code, text in found]
+    result: Result = "problem" if any(code == "dark" for code, _ in found) else "note"
+    if findings:
+        yield checked(split.name, "pixels", "by a few images", findings, otherwise=result)
 
 
 def _check_classes(splits: Sequence[VerifiedSplit]) -> Iterator[Check]:
