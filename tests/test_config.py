@@ -242,6 +242,26 @@ def test_extends_a_builtin_recipe_key_by_key(recipe: RecipeWriter) -> None:
     assert differences(load_recipe("debug"), config) == ["optim.lr: 0.004 -> 0.5"]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_recipe_may_begin_with_a_byte_order_mark(tmp_path: Path, end: str) -> None:
+    """Editors of Windows write one."""
+    lines = ('extends = "debug"', "[optim]", "lr = 0.5", "")
+    path = tmp_path / "mine.toml"
+    path.write_bytes(end.join(lines).encode("utf-8-sig"))
+    assert load_recipe(str(path)).optim.lr == 0.5
+
+
+@pytest.mark.parametrize(
+    ("encoding", "hint"), [("utf-16", "UTF-16"), ("latin-1", "not UTF-8")], ids=str
+)
+def test_a_recipe_in_another_encoding(tmp_path: Path, encoding: str, hint: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_bytes("# é\n".encode(encoding))
+    with raises("recipe.not-toml", path=path) as caught:
+        load_recipe(str(path))
+    assert hint in str(caught.value.fields["reason"])
+
+
 def test_an_old_key_is_read_by_its_new_name(recipe: RecipeWriter) -> None:
     """Recipes of older versions hold it; a file that extends one, or an option, must still win."""
     path = recipe("old.toml", "[run]\nmax_silence = 60\n")

@@ -4,6 +4,7 @@
 one place, so a mistake in a file gives the same message as one in an option.
 """
 
+import codecs
 import json
 import re
 import tomllib
@@ -507,8 +508,12 @@ def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if path in seen:
         raise RecipeError("recipe.extends-itself", path=path, name=seen[-1].name)
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # without a byte order mark
+    except UnicodeDecodeError as error:
+        is_wide = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        reason = "it is UTF-16: save it as UTF-8" if is_wide else f"it is not UTF-8: {error}"
+        raise RecipeError("recipe.not-toml", path=path, reason=reason) from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise RecipeError("recipe.not-toml", path=path, reason=str(error)) from None
     _rename(tree, path)
     for key, value in _GONE.items():

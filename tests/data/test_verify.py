@@ -298,7 +298,7 @@ def damaged(photos: Path) -> Path:
     (cat / "text.jpg").write_text("404 not found\n")
     square(60).convert("CMYK").save(cat / "cmyk.jpg")
     square(61).save(cat / "disguised.JPEG", "PNG")
-    Image.fromarray(np.arange(900, dtype=np.uint16).reshape(30, 30)).save(cat / "deep.png")
+    Image.fromarray(np.arange(0, 63000, 70, dtype=np.uint16).reshape(30, 30)).save(cat / "deep.png")
     square(62).resize((40, 3)).save(cat / "tiny.png")
     Image.new("L", (8000, 6300)).save(cat / "huge.png")
     return photos
@@ -330,7 +330,7 @@ def test_bad_images_are_those_that_training_quarantines_and_odd_ones_are_noted(
     assert found["val", "images"].result == "ok"
     check = found["train", "oddities"]
     assert check.result == "note"
-    odd = {"cmyk.jpg", "disguised.JPEG", "dark.png", "tiny.png", "huge.png"}
+    odd = {"cmyk.jpg", "disguised.JPEG", "deep.png", "tiny.png", "huge.png"}
     found_odd = {f"{finding.code}{Path(finding.file).suffix}" for finding in check.found}
     assert found_odd == {f"verify.{name}" for name in odd}
     assert {Path(finding.file).name for finding in check.found} == odd

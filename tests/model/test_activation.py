@@ -78,9 +78,13 @@ def test_overlays_lie_in_a_folder(averaged: Path, digits: Path, tmp_path: Path) 
     for number, path in enumerate(sorted((digits / "val" / "3").iterdir())[:3]):
         shutil.copy(path, images / f"{number}.png")
     (images / "1.png").write_text("no image")
+    (images / "2.png").rename(images / f"2{'名' * 83}.png")  # 254 bytes of 255
     out, table = tmp_path / "cam", tmp_path / "said.csv"
     assert run("predict", averaged, images, "--cam", out, "--csv", table) == 0
-    assert sorted(path.name for path in out.iterdir()) == ["00000-0.png", "00002-2.png"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "00000-0.png",
+        f"00002-2{'名' * 66}.png",
+    ]
     with open(table, newline="") as file:
         assert len(list(csv.DictReader(file))) == 3
     pixels = np.asarray(Image.open(out / "00000-0.png")).astype(int)

@@ -39,6 +39,7 @@ _IN_FULL = 3  # up to so many images are shown with all guesses
 _ONE_BY_ONE = 500  # up to so many images get a line each; for more, classes are counted
 _BAR = 20  # characters
 _UNKNOWN = "unknown"
+_LONGEST = 200  # bytes of an image's name in the name of its map; a file system has 255
 _SIMILAR = 0.99  # the lowest cosine of images that look alike
 
 
@@ -348,10 +349,12 @@ def _write_overlays(folder: Path, predictions: Predictions) -> None:
             if number not in guesses.bad:
                 label = int(guesses.classes[number, 0])  # of all views
                 image = predictions.classifier.overlay(bytes(reader.read(number)), label)
-                name = Path(images.name(number).partition("?")[0]).stem
+                stem = Path(images.name(number).partition("?")[0]).stem
+                if len(os.fsencode(stem)) > _LONGEST:  # the number tells it apart
+                    stem = os.fsencode(stem)[:_LONGEST].decode(errors="ignore")
                 with naming("--cam", folder):
                     folder.mkdir(parents=True, exist_ok=True)
-                    image.save(folder / f"{count:05}-{name}.png")
+                    image.save(folder / f"{count:05}-{stem}.png")
             count += 1
 
 
