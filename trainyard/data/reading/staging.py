@@ -188,8 +188,8 @@ class StagedShards:
         name, copy = self._source(file), self._copies[file]
         with closing(_open(name)) as source:
             indexed = self._index.stamps.get(self._index.file_names[file])
-            part = slice(0 if checksum is None else 1, 2)  # a checksum stands for the time alone
-            if indexed is not None and indexed[part] != source.stamp[part]:
+            known = slice(0 if checksum is None else 1, 2)  # a checksum stands for the time alone
+            if indexed is not None and indexed[known] != source.stamp[known]:
                 raise DataError("data.changed-since-indexed", path=name)
             self._check_room(name, source.size)
             with sole_write(copy, source.size) as part:
@@ -290,7 +290,7 @@ def _fetch(source: Source, part: BinaryIO, pool: ThreadPoolExecutor) -> str:
 
 def _checksums(names: list[str]) -> dict[str, str]:
     """The SHA-256 of each file that a dataset.json lists, beside it or one folder above."""
-    found = {}
+    found = dict[str, str]()
     for folder, paths in groupby(sorted(names), os.path.dirname):
         files = [os.path.basename(path) for path in paths]
         listed = shards_listed(manifest_of(folder, tuple(files)), folder, files)
