@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tests.data.tars import write_files
-from tests.data.test_decode import deep_png, encode, whole
+from tests.data.test_decode import deep_png, whole
+from tests.images import encode
 from trainyard.data.decode.array_file import array_file
 from trainyard.data.decode.decode import decode_batch
 from trainyard.data.decode.lost import Code, Look, look, remarks
