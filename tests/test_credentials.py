@@ -104,7 +104,8 @@ def test_a_login_is_written_nowhere(
     shards: Path, tmp_path: Path, cache: Path, capsys: Capture
 ) -> None:
     with GuardedServer(shards, "login") as server:
-        words = ("--data", server.url, "--data", server.url)
+        trained = ", ".join(f'"{server.url}/train-{number}.tar"' for number in range(2))
+        words = ("--data.train", f"[{trained}]", "--data.val", f"{server.url}/val-0.tar")
         check(refused("data", "show", f"{server.url}/train-0.tar"), "storage.no-login")
         log_in(tmp_path)
         assert train(tmp_path, *words) == 0

@@ -503,18 +503,22 @@ def is_list(key: str) -> bool:
     return field is not None and get_origin(field.annotation) is tuple
 
 
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # without a byte order mark
+    except UnicodeDecodeError as error:
+        is_wide = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        reason = "it is UTF-16: save it as UTF-8" if is_wide else f"it is not UTF-8: {error}"
+    except (ValueError, RecursionError) as error:  # also of a number of thousands of digits
+        reason = str(error)
+    raise RecipeError("recipe.not-toml", path=path, reason=reason)
+
+
 def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     """The keys of a recipe file, over those of the recipe that it extends."""
     if path in seen:
         raise RecipeError("recipe.extends-itself", path=path, name=seen[-1].name)
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # without a byte order mark
-    except UnicodeDecodeError as error:
-        is_wide = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        reason = "it is UTF-16: save it as UTF-8" if is_wide else f"it is not UTF-8: {error}"
-        raise RecipeError("recipe.not-toml", path=path, reason=reason) from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise RecipeError("recipe.not-toml", path=path, reason=str(error)) from None
+    tree = _parsed(path)
     _rename(tree, path)
     for key, value in _GONE.items():
         section, _, name = key.partition(".")
@@ -575,7 +579,7 @@ def _value(key: str, text: str) -> Any:
     for attempt in (text, f"[{text}]")[: 1 if is_location else 2]:
         try:
             value = tomllib.loads(f"value = {attempt}")["value"]
-        except (tomllib.TOMLDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             continue
         if not is_location or isinstance(value, list):
             is_single = get_origin(annotation) is tuple and not isinstance(value, list)

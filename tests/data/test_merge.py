@@ -45,15 +45,8 @@ def named_shards(folder: Path, counts: list[int], names: tuple[str, ...]) -> str
     place = write_shards(folder, counts)
     paths = [folder / f"train-{number:03d}.tar" for number in range(len(counts))]
     sizes = [path.stat().st_size for path in paths]
-<<<<<<< HEAD
-    shards = tuple(
-        Shard(path.name, samples, size, "")
-        for path, samples, size in zip(paths, counts, sizes, strict=True)
-    )
-=======
     rows = zip(paths, counts, sizes, strict=True)
     shards = tuple(Shard(path.name, count, size, "") for path, count, size in rows)
->>>>>>> d2
     splits = {"train": Split(f"train-{{000..{len(counts) - 1:03d}}}.tar", shards)}
     write_manifest(folder, Manifest("webdataset", names, splits))
     return place

@@ -331,11 +331,11 @@ def test_a_location_beside_data_is_an_error(key: str, tmp_path: Path) -> None:
 
 def test_a_share_beside_validation_data_is_an_error(tmp_path: Path) -> None:
     place = write_files(tmp_path / "set", files("train val"))
-    for name, part in (("share", "0.5"), ("fold", "1/2"), ("seed", "1")):
+    for name, part in (("share", "0.5"), ("fold", "1/2")):
         key = f"data.val_{name}"
         words = ("--data", place, f"--{key}", part, "--run", tmp_path / "run")
         fields = {"key": key, "value": part, "val": f"{place}/val"}
         check(refused("train", "debug", *words), "recipe.val-share-beside-val-data", **fields)
-        for command in ("verify", "show") if name != "seed" else ():
+        for command in ("verify", "show"):
             error = refused("data", command, place, f"--val-{name}", part)
             check(error, "data.needless-division", location=place)

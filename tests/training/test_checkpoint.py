@@ -334,7 +334,7 @@ def test_a_link_to_a_checkpoint_is_one(tmp_path: Path) -> None:
                 ("guard", "running", {"running": "x"}),
                 ("clock", "total", {"total": [1]}),
                 ("clock", "total", {"total": math.nan}),
-                ("clock", "save", {"total": 1.0, "save": 1e300}),
+                ("clock", "save", {"total": 1.0, "save": 1e99}),
                 ("clock", "eval", {"total": 1.0, "eval": {}}),
                 ("classes", "1", ["a", 2]),
                 ("last", "step", {"step": "last"}),
@@ -670,7 +670,7 @@ def test_a_checkpoint_without_names_is_loaded_by_position(tmp_path: Path) -> Non
 
 
 def optimizer_of(model: nn.Module, name: str) -> torch.optim.Optimizer:
-    keys = {"name": name, "lr": 0.05, "accum_iter": 3}
+    keys = {"name": name, "lr": 0.05} | ({"accum_iter": 3} if name.startswith("accum") else {})
     return build_optimizer(model, OptimConfig.model_validate(keys))
 
 

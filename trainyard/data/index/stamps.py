@@ -55,6 +55,11 @@ def stamps(root: str, names: tuple[str, ...], shards: frozenset[str] = frozenset
         return dict(zip(names, pool.map(stamp, repeat(base), names), strict=True))
 
 
+def of_content(stamp: Stamp) -> Stamp:
+    """A stamp without the time of change, which is another one in a copy of the file."""
+    return [*stamp[:2], *stamp[3:]] if isinstance(stamp[0], int) else stamp
+
+
 def is_stale(index: Index, *, patience_s: float = 5) -> bool:
     """True if the data of a saved index has changed, or is gone.
 

@@ -26,6 +26,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.data.index.stamps import of_content
 from trainyard.data.index.table import Index
 from trainyard.data.storage.ahead import map_ahead
 from trainyard.data.storage.manifest import manifest_of, shards_listed
@@ -255,7 +256,8 @@ def _id(index: Index, file: int) -> str:
     """The name of a file's copy: another one once the file has changed."""
     name = index.file_names[file]
     path = os.path.join(real_path(index.root), name)
-    state = index.stamps.get(name) or index.fingerprint
+    stamp = index.stamps.get(name)
+    state = of_content(stamp) if stamp else index.fingerprint
     return hashlib.sha256(json.dumps([path, state]).encode()).hexdigest()[:32]
 
 

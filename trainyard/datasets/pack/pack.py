@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from trainyard.data.index.outside import linked_outside
+from trainyard.data.index.stamps import of_content
 from trainyard.data.index.table import Index
 from trainyard.data.storage.manifest import FILE_NAME, Manifest, Split, write_manifest
 from trainyard.datasets.pack.files import remove_stale
@@ -242,7 +243,7 @@ def _file_stamps(index: Index) -> dict[str, Any]:
     manifests, whose classes count anyway: one may be that of the destination.
     """
     return {
-        name: stamp
+        name: stamp and of_content(stamp)
         for name, stamp in sorted(index.stamps.items())
         if os.path.basename(name) != FILE_NAME and not os.path.isdir(os.path.join(index.root, name))
     }
