@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PINS := --constraint requirements.lock --constraint requirements-dev.lock
 
-.PHONY: setup demo test test-all test-night twins check docs bench gpu gpu-wheels clean \
+.PHONY: setup demo test test-all test-night twins check size docs bench gpu gpu-wheels clean \
 	wheel wheel-aarch64 test-aarch64 test-wheels
 
 setup: .venv/.ready
@@ -60,6 +60,11 @@ check: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.size
+
+# Tokens of code by folder, beside the last commit on main. `make check` fails above the limit.
+size: .venv/.ready
+	$(BIN)/python -m tests.size
 
 # mkdocs, ruff for its signatures, and what the commands and recipe keys import: no torch.
 build/docs-env/.ready: requirements.lock requirements-dev.lock
