@@ -92,7 +92,9 @@ def test_more_than_max_bad(split: str, allowed: int, tmp_path: Path) -> None:
     kept.exchange()
     kept.note(split, [bad(99)])
     counts = {"num_bad": allowed + 1, "num_samples": SIZES[split], "max_bad": 0.05}
-    with raises("data.too-many-bad-samples", path=path, split=split, **counts):
+    with raises(
+        "data.too-many-bad-samples", path=path, split=split, reason="not an image", **counts
+    ):
         kept.exchange()
     assert len(lines(path)) == allowed + 1  # the message sends people there
 

@@ -30,12 +30,14 @@ class Quarantine:
         self._max_bad, self._num_samples = max_bad, num_samples
         self._noted: list[Bad] = []  # of this rank, since the last exchange
         self._seen: dict[str, set[int]] = {split: set() for split in num_samples}
+        self._reasons = dict[str, str]()  # the last one of each split
         self._lines = JsonLines(path)
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         for number, line in enumerate(text.splitlines(), start=1):
             try:
                 known = json_object(line)
                 self._seen[known["split"]].add(known["id"])
+                self._reasons[known["split"]] = str(known.get("reason", "no reason noted"))
             except (ValueError, KeyError, TypeError):
                 raise InputError("run.malformed-quarantine-line", path=path, line=number) from None
 
@@ -49,6 +51,7 @@ class Quarantine:
         for bad in sorted(set(found)):
             if bad.id not in self._seen[bad.split]:
                 self._seen[bad.split].add(bad.id)
+                self._reasons[bad.split] = bad.reason
                 if self._world.is_first:
                     self._lines.append(bad._asdict())
         self._noted = []
@@ -60,6 +63,7 @@ class Quarantine:
                     num_samples=size,
                     split=split,
                     max_bad=self._max_bad,
+                    reason=self._reasons[split],
                     path=self._path,
                 )
                 error.is_shared = True
