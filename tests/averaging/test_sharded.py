@@ -88,7 +88,8 @@ def step_of(model: nn.Module, averager: Averager, ema: Ema, case: Case, world: W
     averager.register_ema(ema.modules["ema"])
     # In single precision the update of Adam-like optimizers depends on the order of sums where a
     # gradient all but vanishes.
-    config = OptimConfig(name=case.optimizer, lr=0.05, eps=1e-3)
+    keys = {"name": case.optimizer, "lr": 0.05} | ({} if case.optimizer == "sgd" else {"eps": 1e-3})
+    config = OptimConfig.model_validate(keys)
     is_fp16 = case.autocast == torch.float16
     update = build_update(
         model,
@@ -210,7 +211,8 @@ def update_twice(world: World, kind: Any, optimizer: str) -> dict[str, Tensor]:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), *hidden)
     averager = kind(AverageConfig(), world)
     wrapped = averager.wrap(model)
-    config = OptimConfig(name=optimizer, lr=0.01, accum_iter=2)
+    keys = {"name": optimizer, "lr": 0.01} | ({"accum_iter": 2} if "accum" in optimizer else {})
+    config = OptimConfig.model_validate(keys)
     update = build_update(model, build_optimizer(model, config), clip=clip_by_norm(1.0))
     for step in range(3):
         images = batch_of(step, world).images_BCHW.double()

@@ -193,6 +193,7 @@ def test_real_ends_leave_whole_shards_and_a_pack_that_goes_on(
 )
 def test_a_full_disk(digits: Path, tmp_path: Path, format: str, code: str) -> None:
     again = words(digits, tmp_path / "out", *FEW, format=format)
+    assert run("data", "show", digits) == 0  # saves the index, which is larger than the limit
     limited = ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash"]  # KiB that a file may have
     result = subprocess.run(
         [*limited, sys.executable, "-m", "trainyard", *again, "--json"],
