@@ -162,6 +162,15 @@ def test_a_line_that_a_kill_cut_short_is_dropped(
     assert read(path) == [*kept, {"new": 2}]
 
 
+def test_a_file_of_whole_lines_is_not_cut(tmp_path: Path) -> None:
+    """The watchdog's thread opens it while the main thread may append: that line would go."""
+    path = tmp_path / "lines.jsonl"
+    JsonLines(path).append({"a": 1})
+    os.utime(path, (1, 1))
+    JsonLines(path)
+    assert path.stat().st_mtime == 1
+
+
 def test_a_long_file_of_lines_is_not_read_into_memory(tmp_path: Path) -> None:
     """A run with 1 GB of metrics needed as much memory to go on."""
     path = tmp_path / "lines.jsonl"

@@ -331,7 +331,12 @@ def finite(value: Any) -> Any:
 
 def _drop_partial_line(path: Path) -> None:
     with open(path, "rb+", opener=open_own) as file:
-        file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
+        size = whole = 0
+        for line in file:
+            size += len(line)
+            whole = size if line.endswith(b"\n") else whole
+        if whole < size:  # else another thread may append a line right now
+            file.truncate(whole)
 
 
 def is_locked(path: Path) -> bool:

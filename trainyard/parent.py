@@ -8,8 +8,16 @@ from typing import Any
 
 LAUNCHER = "TRAINYARD_LAUNCHER"
 """Variable with the pid of the Trainyard process that started a rank."""
+STARTS_BEFORE = "TRAINYARD_STARTS_BEFORE"
+"""Variable with the number of starts of a run before this one, where torch's agent counts none."""
 _OTHER_LAUNCHERS = {"TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK"}
 _PR_SET_PDEATHSIG = 1  # see prctl(2)
+
+
+def starts_before() -> int:
+    """How often launchers have started this run before."""
+    texts = (os.environ.get(name, "") for name in (STARTS_BEFORE, "TORCHELASTIC_RESTART_COUNT"))
+    return sum(int(text) for text in texts if text.isdecimal())
 
 
 def signal_without_parent(number: int) -> None:

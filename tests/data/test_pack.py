@@ -1,12 +1,14 @@
 """From any index to any format that can be written."""
 
 import dataclasses
+import errno
 import hashlib
 import io
 import os
 import shutil
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -244,6 +246,25 @@ def test_another_destination_is_refused(source: Path, tmp_path: Path) -> None:
         with raises(code, path=destination):
             packed(source, destination, "webdataset")
     assert set(tree(tmp_path)) == {"thesis.tex"}
+
+
+def test_a_file_of_the_source_that_cannot_be_read_is_named(
+    source: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """It was told as a destination that cannot be written."""
+    destination = tmp_path / "out"
+    for path, code in (source, "file.unreadable"), (destination, "file.unwritable"):
+        error = PermissionError(errno.EACCES, "no", str(path / "train"))
+        monkeypatch.setattr("trainyard.datasets.pack.pack.write_shards", failing(error))
+        with raises(code):
+            packed(source, destination, "webdataset")
+
+
+def failing(error: Exception) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
 
 
 def test_labels_and_classes_that_do_not_fit_are_refused(source: Path, tmp_path: Path) -> None:

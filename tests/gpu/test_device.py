@@ -99,6 +99,7 @@ class Parts:
         assert not self.state.guard.tripped(number)
         stats = self.step(batch, number, self.rates)
         self.state.guard.add(stats.skipped)
+        self.state.guard.hear(self.state.guard.told(number + 1))
         self.meter.add(stats)
 
 

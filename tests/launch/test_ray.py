@@ -79,7 +79,7 @@ def test_attempts_end_with_a_mistake_or_a_signal(monkeypatch: pytest.MonkeyPatch
     from trainyard.launch.ray_nodes import Board
 
     board, now = Board(), time.monotonic()
-    assert board.begin(2)
+    assert board.begin(2) == 1
     board.end(0, 1)
     assert (board.is_running(), board.codes()) == (True, {0: 1})
     monkeypatch.setattr(time, "monotonic", lambda: now + 60)
@@ -87,7 +87,7 @@ def test_attempts_end_with_a_mistake_or_a_signal(monkeypatch: pytest.MonkeyPatch
     assert (board.signals(1), board.is_running()) == ([], True)
     board.over()
     assert not board.is_running()
-    assert board.begin(2)
+    assert board.begin(2) == 2
     board.end(0, PeerError.exit_code)
     board.end(1, InputError.exit_code)
     assert not board.begin(2)

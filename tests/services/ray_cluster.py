@@ -59,6 +59,12 @@ class RayNodes:
             timeout=120,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+        # After a node's death the head's server fills a core until the ranks of the others have
+        # ended (Ray 2.60); on their only core they would wait for it.
+        for process in self.members(address):
+            if b"gcs_server" in _content(process, "cmdline"):
+                for thread in os.listdir(f"/proc/{process}/task"):
+                    os.sched_setaffinity(int(thread), cores)
         return address
 
     def drain(self, address: str, seconds: int) -> None:

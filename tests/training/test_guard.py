@@ -1,6 +1,7 @@
 """Gradients that are not finite: all ranks skip them together, and after many the run goes back."""
 
 import json
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -69,6 +70,43 @@ def test_the_guard_trips_after_a_run_of_skipped_updates() -> None:
     assert counted(Guard(CPU, 20), ("1" * 19 + "0") * 5) == []
     assert counted(Guard(CPU, 1), "0" * 9 + "1") == [10]
     assert counted(Guard(CPU, 5), "0" * 3 + "1" * 6 + "0" * 11) == []  # over before the look
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("lag", [1, 8])
+@pytest.mark.parametrize("limit", [1, 7, 12, 20])
+def test_replicas_trip_together_and_wait_for_each_other_near_the_limit_alone(
+    lag: int, limit: int
+) -> None:
+    """Beside the plain rule: the highest count at every tenth step."""
+    rng = np.random.default_rng(limit)
+    stretches = rng.integers(0, 2, (2, 40)).repeat(rng.integers(1, 30, 40), axis=1)
+    running = torch.zeros(2)
+    waits = 0
+
+    def highest(_: Tensor) -> Tensor:
+        nonlocal waits
+        waits += 1
+        return running.max()
+
+    guards = [Guard(CPU, limit, highest, lag) for _ in range(2)]
+    under_way = deque([-1] * lag)
+    for step, flags in enumerate(stretches.T.tolist(), start=1):
+        running = (running + 1) * torch.tensor(flags)
+        for guard, flag in zip(guards, flags, strict=True):
+            guard.add(torch.tensor(float(flag)))
+        under_way.append(max(guard.told(step) for guard in guards))
+        heard = under_way.popleft()
+        for guard in guards:
+            guard.hear(heard)
+        tripped = [guard.tripped(step) for guard in guards]
+        assert tripped == [step % 10 == 0 and int(running.max()) >= limit] * 2
+    waits, guard = 0, Guard(CPU, limit, highest, lag)
+    for step in range(1, 41):
+        guard.add(torch.tensor(0.0))
+        guard.hear(guard.told(step))
+        assert not guard.tripped(step)
+    assert waits == (0 if lag + 1 < limit else 4)
 
 
 @pytest.mark.quick

@@ -177,6 +177,19 @@ def test_conditions_of_another_release(longer: str, tmp_path: Path) -> None:
     assert [event["event"] for event in events] == ["resumed"]
 
 
+@pytest.mark.parametrize("name", ["TRAINYARD_STARTS_BEFORE", "TORCHELASTIC_RESTART_COUNT"])
+def test_a_start_anew_that_finds_no_checkpoint_is_told(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Ray, after the loss of the first node, where the run directory is no shared one."""
+    for count, kinds in ("0", []), ("1", ["no checkpoint"]):
+        monkeypatch.setenv(name, count)
+        events = list[dict[str, Any]]()
+        folder = RunDirectory(tmp_path)
+        resume("auto", folder, state_at(0), world=World(), report=events.append)
+        assert [event["event"] for event in events] == kinds
+
+
 # --- what is not ours ---
 
 

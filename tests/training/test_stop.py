@@ -71,21 +71,24 @@ def test_one_ctrl_c_that_comes_twice_is_one() -> None:
         assert stop.poll() is Stopped
 
 
-def _poll(world: World, number: int, rank: int) -> list[str]:
+def _poll(world: World, number: int, rank: int) -> tuple[list[str], list[int]]:
+    """What it decides, and hears, in four steps."""
     with StopSignal(world) as stop:
-        decisions = []
+        decisions, heard = [], []
         for step in range(4):
             if step == 1 and world.rank == rank:
                 send(signal.Signals(number))
-            decisions.append(stop.poll())
-        return [decision.__name__ if decision else "" for decision in decisions]
+            decisions.append(stop.poll(10 * world.rank + step))
+            heard.append(stop.highest)
+        return [decision.__name__ if decision else "" for decision in decisions], heard
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "reason"), [ENDINGS[1], ENDINGS[2]])
 def test_all_ranks_stop_after_the_same_step(number: signal.Signals, reason: type[Stopped]) -> None:
-    for decisions in spawn(_poll, 3, int(number), 1):
+    for decisions, heard in spawn(_poll, 3, int(number), 1):
         assert decisions == ["", "", reason.__name__, reason.__name__]
+        assert heard == [-1, 20, 21, 22]
 
 
 def test_a_hang_up_that_is_ignored_stays_so() -> None:

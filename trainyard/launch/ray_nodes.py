@@ -26,7 +26,7 @@ from trainyard.distributed.interfaces import free_port
 from trainyard.errors import Requeued
 from trainyard.launch.exit_codes import GRACE_S, MISTAKES, is_final
 from trainyard.launch.ray_scaling import FreeNodes
-from trainyard.parent import LAUNCHER
+from trainyard.parent import LAUNCHER, STARTS_BEFORE
 from trainyard.world import began_with
 
 _LOOK_S = 0.5
@@ -47,13 +47,15 @@ class Board:
         self._signals: list[int] = []
         self._codes: dict[int, int] = {}
         self._heard: dict[int, float] = {}  # when each node has asked for signals
+        self._attempts = 0
 
-    def begin(self, nodes: int) -> bool:
-        """Begin an attempt. False if none is to begin, after a signal or a mistake."""
+    def begin(self, nodes: int) -> int:
+        """Begin an attempt: its number, from 1. 0 if none is to begin, after a signal or a mistake."""
         if self._signals or any(code in MISTAKES for code in self._codes.values()):
-            return False
+            return 0
         self._codes, self._heard = {}, dict.fromkeys(range(nodes), time.monotonic())
-        return True
+        self._attempts += 1
+        return self._attempts
 
     def end(self, node: int, code: int) -> None:
         self._codes[node] = code
@@ -116,8 +118,9 @@ class Attempts(BackendConfig):  # type: ignore[misc]
 class _Attempt(Backend):  # type: ignore[misc]
     def on_start(self, worker_group: Any, backend_config: Attempts) -> None:
         """Have the nodes meet at a port of the first one, if they are to start at all."""
-        if ray.get(backend_config.board.begin.remote(len(worker_group))):
-            worker_group.execute(_meet, *worker_group.execute_single(0, _meeting_point))
+        if attempt := ray.get(backend_config.board.begin.remote(len(worker_group))):
+            point = worker_group.execute_single(0, _meeting_point)
+            worker_group.execute(_prepare, *point, attempt - 1)
 
     def on_shutdown(self, worker_group: Any, backend_config: Attempts) -> None:
         """Let the ranks save before Ray Train kills the workers: another node failed, or came."""
@@ -130,8 +133,8 @@ def _meeting_point() -> tuple[str, int]:
     return get_node_ip_address(), free_port()
 
 
-def _meet(address: str, port: int) -> None:
-    os.environ.update({_ADDRESS: address, _PORT: str(port)})
+def _prepare(address: str, port: int, before: int) -> None:
+    os.environ.update({_ADDRESS: address, _PORT: str(port), STARTS_BEFORE: str(before)})
 
 
 def _end_agent() -> None:

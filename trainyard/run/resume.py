@@ -34,7 +34,7 @@ from trainyard.files import (
 )
 from trainyard.monitor.config import WatchConfig
 from trainyard.monitor.environment import describe_environment, versions
-from trainyard.parent import LAUNCHER
+from trainyard.parent import LAUNCHER, starts_before
 from trainyard.training import checkpoint, saver
 from trainyard.training.bn_statistics import batch_norms
 from trainyard.training.checkpoint import TrainState
@@ -291,6 +291,10 @@ def resume(
     for problem in passed_over:
         report(_warning("bad checkpoint", f"{problem}; taking the one before it"))
     if path is None:
+        if count := starts_before():
+            remark = f"start {count + 1} of this run finds no checkpoint in {folder.path}, and "
+            remark += "begins at step 0: all nodes are to share the run directory"
+            report(_warning("no checkpoint", remark))
         return
     with together(world):
         note = checkpoint.load_checkpoint(state, path)

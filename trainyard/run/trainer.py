@@ -144,13 +144,19 @@ class Trainer:
             optimizer=build_optimizer(parts.model, config.optim),
             averager=self.averager,
             scale=build_loss_scale(config, parts.device),
-            guard=Guard(parts.device, config.run.max_skipped, self.averager.all_reduce_max),
+            guard=Guard(
+                parts.device, config.run.max_skipped, self.averager.all_reduce_max, self._lag()
+            ),
             clock=parts.clock,
             best_by=config.run.best_by,
             classes=list(parts.data.train.classes),
             has_lists=has_lists(parts.data.train),
             conditions=conditions(config, self.world, parts.device) | parts.loss_files,
         )
+
+    def _lag(self) -> int:
+        """The steps until ranks know what they have told each other."""
+        return _LAG if self.averager.replica.differs else 1
 
     # --- from the start or a checkpoint to the end or a stop ---
 
@@ -163,9 +169,8 @@ class Trainer:
         train_step = self._step()
         self.saver = self._saver()
         profile = self.config.watch.profile if self.world.is_first else None
-        lag = _LAG if self.averager.replica.differs else 1
         with (
-            StopSignal(self.world, lag, self.saver) as self.stop,
+            StopSignal(self.world, self._lag(), self.saver) as self.stop,
             self.saver,  # inside: a launcher that misses a rank signals one that saves
             self.feeds.training(
                 data.train,
@@ -230,7 +235,8 @@ class Trainer:
             state.guard.add(stats.skipped)
             self.meter.add(stats, batch.capacity)
             self.quarantine.note("train", batch.bad)
-            stopped = self.stop.poll()
+            stopped = self.stop.poll(state.guard.told(state.step))
+            state.guard.hear(self.stop.highest)
             is_last = self.is_over()
             save_is_due = self.save_every.due(state.step) or is_last or stopped
             if self.log_every.due(state.step) or save_is_due:

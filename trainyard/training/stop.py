@@ -49,6 +49,8 @@ class StopSignal:
         self._world, self._lag, self._data_s = world, lag, data_s
         self._saver = saver
         self._save_is_due = False
+        self.highest = -1
+        """The highest count that ranks had given to the poll `lag` polls before the last one."""
         self._num_polls = 0  # since the last save
         self._wanted = 0
         self._interrupted: float | None = None  # time of the first Ctrl-C
@@ -80,13 +82,13 @@ class StopSignal:
         for work, _ in self._pending if error is None else ():
             work.wait()
 
-    def poll(self) -> type[Stopped] | None:
+    def poll(self, count: int = -1) -> type[Stopped] | None:
         """The reason to stop now, or None. Equal on every rank; all call it equally often.
 
-        Requests of ranks are exchanged during computation. Raises, on all ranks, the reason why a
-        checkpoint could not be written.
+        Requests of ranks, and any `count` of theirs, are exchanged during computation. Raises, on
+        all ranks, the reason why a checkpoint could not be written.
         """
-        wanted, has_failed, is_overdue = self._exchanged()
+        wanted, has_failed, is_overdue, self.highest = self._exchanged(count)
         self._num_polls += 1
         # A save already covers a request that was sent before it.
         self._save_is_due = bool(is_overdue) and self._num_polls > self._lag
@@ -102,17 +104,17 @@ class StopSignal:
         """Record that a checkpoint was started, on all ranks."""
         self._num_polls = 0
 
-    def _exchanged(self) -> list[int]:
-        """Maxima over ranks: stop request, failed checkpoint, overdue checkpoint."""
-        own = [self._wanted, 0, 0]
+    def _exchanged(self, count: int) -> list[int]:
+        """Maxima over ranks: stop request, failed checkpoint, overdue checkpoint, count."""
+        own = [self._wanted, 0, 0, count]
         if self._saver is not None:
-            own[1:] = [self._saver.has_failed, self._saver.is_overdue]
+            own[1:3] = [self._saver.has_failed, self._saver.is_overdue]
         if self._world.size == 1:
             return own
         import torch
         import torch.distributed as dist
 
-        decided = [0, 0, 0]
+        decided = [0, 0, 0, -1]
         if len(self._pending) == self._lag:
             work, flags = self._pending.popleft()
             work.wait()

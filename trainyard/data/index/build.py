@@ -59,6 +59,7 @@ def open_index(location: str, progress: Progress = lambda *_: None) -> Index:
     """The index of a location: the saved one if the data has not changed since, else a new one."""
     for index in _saved(find_place(location)):
         if not is_stale(index):
+            _tell_untagged(location, index.stamps)
             return index
     return build_index(location, progress)
 
@@ -101,9 +102,7 @@ def _collect(scan: Scan, progress: Progress) -> tuple[dict[str, Header], dict[st
     """The header and the table of each split in a scan. DataError without the place's own split."""
     # Before the rows: a change during the scan must make this index stale.
     watched = _stamps_of(scan)
-    if not all(stamp is None or stamp[0] for stamp in watched.values()):
-        remark = "its server sends neither ETag nor Last-Modified: a change that keeps the size of "
-        print_line(f"{scan.place.location}: {remark}a file is missed")
+    _tell_untagged(scan.place.location, watched)
     tables = _tables(scan, progress)
     if (scan.place.split or "") not in tables:
         raise _no_table(scan, [split for split in tables if split])
@@ -133,6 +132,13 @@ def _stamps_of(scan: Scan) -> Stamps:
     manifests = () if is_remote(root) else (FILE_NAME, os.path.join("..", FILE_NAME))
     shards = frozenset(scan.watched if scan.files else ())
     return stamps(root, (*scan.watched, *manifests), shards)
+
+
+def _tell_untagged(location: str, watched: Stamps) -> None:
+    """Print that a change of a file may be missed, at each opening of such a location."""
+    if not all(stamp is None or stamp[0] for stamp in watched.values()):
+        remark = "its server sends neither ETag nor Last-Modified: a change that keeps the size of "
+        print_line(f"{location}: {remark}a file is missed")
 
 
 def _left_out(scan: Scan, tables: dict[str, "_Table"], split: str) -> LeftOut:

@@ -11,7 +11,9 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +22,7 @@ import numpy as np
 from trainyard.data.index.outside import linked_outside
 from trainyard.data.index.stamps import of_content
 from trainyard.data.index.table import Index
+from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.manifest import FILE_NAME, Manifest, Split, write_manifest
 from trainyard.datasets.pack.files import remove_stale
 from trainyard.datasets.pack.journal import (
@@ -53,6 +56,7 @@ _OVERHEAD = {
 }
 _MARGIN = 16 << 20  # bytes that stay free
 _ODD_LISTED = 1000  # of each kind
+_NAMES, _THREADS = 1024, 32  # names that are read at once: each may wait for a file server
 
 
 def pack(
@@ -129,12 +133,18 @@ def _planned(
 
 @contextmanager
 def _claimed(destination: Path, part: Part | None) -> Iterator[None]:
-    """Inside, the destination exists and is locked; an error of its disk becomes a DataError."""
+    """Inside, the destination exists and is locked; an error of its disk becomes a DataError.
+
+    So does an error of a file of the source, by its own name.
+    """
     try:
         destination.mkdir(parents=True, exist_ok=True)
         with locked(destination, part):
             yield
     except OSError as error:
+        name = os.fsdecode(error.filename or destination)
+        if not Path(name).absolute().is_relative_to(destination.absolute()):
+            raise DataError("file.unreadable", path=name, reason=error.strerror) from None
         reason = why_unwritable(error, destination)
         raise DataError("file.unwritable", path=destination, reason=reason) from None
 
@@ -279,12 +289,16 @@ def _make_folders(
 def _has_own_names(selection: Selection) -> bool:
     """True if the source's files or members have distinct names within each class."""
     hashes = np.empty(len(selection.ids), np.int64)
-    pairs = zip(selection.ids.tolist(), selection.labels.tolist(), strict=True)
-    for number, (sample, label) in enumerate(pairs):
-        name = stem(selection.index, sample)
-        if not name or name.startswith("."):
-            return False
-        hashes[number] = hash((label, name))
+    name_of = partial(stem, selection.index, Reader(selection.index))
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for first in range(0, len(hashes), _NAMES):
+            part = slice(first, first + _NAMES)
+            names = pool.map(name_of, selection.ids[part].tolist())
+            labels = selection.labels[part].tolist()
+            for number, (name, label) in enumerate(zip(names, labels, strict=True), first):
+                if not name or name.startswith("."):
+                    return False
+                hashes[number] = hash((label, name))
     return len(np.unique(hashes)) == len(hashes)
 
 

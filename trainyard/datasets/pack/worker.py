@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from trainyard.data.index.outside import look_outside
 from trainyard.data.index.table import Index, load_index
 from trainyard.data.reading.reader import Reader, read_ahead
 from trainyard.data.storage.manifest import Shard
-from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import is_remote
 from trainyard.datasets.pack.files import Outputs, remove, write_folder
 from trainyard.datasets.pack.journal import Written
@@ -230,16 +228,16 @@ def _samples(job: ShardJob, seen: _Seen) -> Iterator[EncodedSample]:
         if isinstance(content, OSError):
             raise _unreadable(index, sample, content)
         if not is_plain_jpeg(content) and not is_record(content):
-            where = _where(index, sample)
+            where = _where(index, reader, sample)
             kind = oddity(content, where)
             if kind == NOT_AN_IMAGE:
                 _check_inside(index, sample)
             seen.odd.extend([(kind, where)] if kind else [])
         image, is_damaged = _stored(storing, content)
         if is_damaged:
-            seen.odd.append(("cannot be decoded", _where(index, sample)))
+            seen.odd.append(("cannot be decoded", _where(index, reader, sample)))
         seen.image_bytes += len(image)
-        key = stem(index, sample) if source.keeps_names else f"{number:08d}"
+        key = stem(index, reader, sample) if source.keeps_names else f"{number:08d}"
         labels = None if index.lists is None else index.lists.of(label)
         yield EncodedSample(image, suffix_of(image), label, key, labels)
         signals.counted(number - job.first + 1, len(job.ids))
@@ -270,28 +268,27 @@ def _stored(storing: SampleEncoder, content: bytes) -> tuple[bytes, bool]:
         return content, True
 
 
-def stem(index: Index, sample: int) -> str:
+def stem(index: Index, reader: Reader, sample: int) -> str:
     """The base name, without suffix, of a sample's own file or local tar member; else ""."""
     name = index.file_names[int(index.file[sample])]
-    own = name if index.format in ("folder", "list") else _member(index, sample)
+    own = name if index.format in ("folder", "list") else _member(index, reader, sample)
     return os.path.splitext(os.path.basename(own))[0]
 
 
-def _where(index: Index, sample: int) -> str:
+def _where(index: Index, reader: Reader, sample: int) -> str:
     """A sample's file relative to the root, with its tar member if it has one."""
     name = index.file_names[int(index.file[sample])]
-    member, offset = _member(index, sample), int(index.offset[sample])
+    member, offset = _member(index, reader, sample), int(index.offset[sample])
     if member:
         return f"{name}: {member}"
     return f"{name}, byte {offset}" if offset else name
 
 
-def _member(index: Index, sample: int) -> str:
+def _member(index: Index, reader: Reader, sample: int) -> str:
     """The name in the tar header before a sample; "" if there is none, or the file is remote."""
     path, offset, _ = index.locate(sample)
     if offset < 512 or is_remote(path):
         return ""
-    with closing(open_source(path)) as file:
-        header = file.read(offset - 512, 512)
+    header = reader.part_of_file(int(index.file[sample]), offset - 512, 512)
     is_header = header[257:262] == b"ustar"
     return header[:100].split(bytes(1))[0].decode(errors="replace") if is_header else ""
