@@ -13,7 +13,7 @@ def save(name: str, figures: Mapping[str, Any], text: str, *, folder: Path = RES
     """Write FOLDER/DATE-NAME.json and .md; the folder is made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{date.today()}-{name}"
-    (folder / f"{stem}.json").write_text(json.dumps(figures, indent=1) + "\n")
+    (folder / f"{stem}.json").write_text(json.dumps(figures) + "\n")
     (folder / f"{stem}.md").write_text(text)
 
 
