@@ -1,5 +1,7 @@
 """The last line of a run."""
 
+import json
+
 from trainyard.monitor.outcome import Outcome
 
 
@@ -12,3 +14,10 @@ def test_values_are_those_that_chose_the_best() -> None:
     last, best = {"step": 30, "map": 0.7, "top1": 0.9}, {"step": 20, "map": 0.75, "top1": 0.1}
     sentence = Outcome("runs/a", 30, 1, last, best, None, best_by="map").sentence()
     assert "70.00%" in sentence and "75.00%" in sentence
+
+
+def test_json_has_no_number_that_json_lacks() -> None:
+    """`train --json` of a run whose loss was NaN could not be read by others."""
+    outcome = Outcome("runs/a", 30, 1, {"loss": float("nan")}, {"loss": float("inf")}, None)
+    tree = json.loads(json.dumps(outcome.as_dict(), allow_nan=False))
+    assert tree["last"] == tree["best"] == {"loss": None}

@@ -50,7 +50,7 @@ class Board:
         self._attempts = 0
 
     def begin(self, nodes: int) -> int:
-        """Begin an attempt: its number, from 1. 0 if none is to begin, after a signal or a mistake."""
+        """Begin an attempt: its number, from 1; 0 if none may, after a signal or a mistake."""
         if self._signals or any(code in MISTAKES for code in self._codes.values()):
             return 0
         self._codes, self._heard = {}, dict.fromkeys(range(nodes), time.monotonic())

@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from trainyard.errors import Stopped
+from trainyard.files import finite
 from trainyard.monitor.history import METRICS, PROBE, score
 from trainyard.printable import how_many
 
@@ -31,7 +32,10 @@ class Outcome:
     """Evaluations without a better one, if the run has ended by run.patience."""
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"stopped": self.stopped.__name__ if self.stopped else None}
+        """What JSON can hold: a loss that is not finite is None."""
+        reports = {"last": self.last, "best": self.best}
+        tree = {name: {k: finite(v) for k, v in one.items()} for name, one in reports.items()}
+        return asdict(self) | tree | {"stopped": self.stopped.__name__ if self.stopped else None}
 
     def sentence(self) -> str:
         """The result in words; its values are those that decide which evaluation is the best."""
