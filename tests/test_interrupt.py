@@ -1,9 +1,14 @@
 """Ctrl-C before and after a command's own work: one line, or none, and never a traceback."""
 
+import signal
 import subprocess
 import sys
+import weakref
+from typing import Any
 
 import pytest
+
+from trainyard.interrupts import raise_interrupt
 
 DURING_AN_IMPORT = """
 import os, signal, sys
@@ -34,6 +39,24 @@ def ended(program: str) -> tuple[int, str]:
 @pytest.mark.parametrize("module", ["trainyard.streams", "argparse", "trainyard.cli.train"])
 def test_while_modules_are_imported(module: str) -> None:
     assert ended(DURING_AN_IMPORT.format(module=module)) == (130, "trainyard: interrupted\n")
+
+
+def test_in_a_callback_at_the_end_of_an_import() -> None:
+    """Python drops what is raised there: one of 60 Ctrl-C while a command started was lost."""
+    program = "def cb(_):\n    signal.raise_signal(signal.SIGINT)"
+    names: dict[str, Any] = {"signal": signal}
+    exec(compile(program, "<frozen importlib._bootstrap>", "exec"), names)
+    lock = {1}
+    reference = weakref.ref(lock, names["cb"])
+    before = signal.signal(signal.SIGINT, raise_interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            del lock
+            while True:
+                pass
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert reference() is None
 
 
 def test_while_the_interpreter_ends() -> None:

@@ -110,7 +110,7 @@ def test_attempts_end_with_a_mistake_or_a_signal(monkeypatch: pytest.MonkeyPatch
 def test_a_run_that_lost_its_last_node_has_failed_though_the_others_saved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fit() -> None:
+    def fit(is_over: Callable[[], bool]) -> None:
         raise RuntimeError("a node is lost")
 
     for code, meaning in ((Requeued.exit_code, 1), (0, 1), (-signal.SIGKILL, 137)):
@@ -124,13 +124,15 @@ def test_the_launcher_ends_after_a_signal_once_no_node_runs(
     looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waited for minutes for a node that was dead. A node that saves is waited for."""
-    clock, ended = count(), Event()
+    clock = count()
     monkeypatch.setattr("trainyard.launch.ray.time", SimpleNamespace(monotonic=lambda: next(clock)))
     is_running = iter([True] * looks)
-    code = _await_end(
-        monkeypatch, ended.wait, [signal.SIGINT], is_running=lambda: next(is_running, False)
-    )
-    ended.set()
+
+    def fit(is_over: Callable[[], bool]) -> None:
+        while not is_over():
+            pass
+
+    code = _await_end(monkeypatch, fit, [signal.SIGINT], is_running=lambda: next(is_running, False))
     assert code == 130
     assert next(is_running, None) is None
     assert next(clock) < 5 * looks + 20  # seconds of this clock
@@ -138,7 +140,7 @@ def test_the_launcher_ends_after_a_signal_once_no_node_runs(
 
 def _await_end(
     monkeypatch: pytest.MonkeyPatch,
-    fit: Callable[[], object],
+    fit: Callable[[Callable[[], bool]], None],
     signals: list[int],
     codes: dict[int, int] | None = None,
     is_running: Callable[[], bool] = lambda: False,
@@ -148,11 +150,10 @@ def _await_end(
     from trainyard.launch import ray as launch
 
     monkeypatch.setattr(ray, "get", lambda value: value)
-    monkeypatch.setattr(launch, "_LOOK_S", 0.001)
     answers = {"codes": lambda: codes or {}, "is_running": is_running, "signal": lambda _: None}
     methods = {name: SimpleNamespace(remote=answer) for name, answer in answers.items()}
     return launch._await_end(
-        SimpleNamespace(fit=fit), SimpleNamespace(**methods), signals, lambda waited_s: None
+        SimpleNamespace(fit_until=fit), SimpleNamespace(**methods), signals, lambda waited_s: None
     )
 
 

@@ -101,7 +101,7 @@ def test_replicas_trip_together_and_wait_for_each_other_near_the_limit_alone(
             guard.hear(heard)
         tripped = [guard.tripped(step) for guard in guards]
         assert tripped == [step % 10 == 0 and int(running.max()) >= limit] * 2
-    waits, guard = 0, Guard(CPU, limit, highest, lag)
+    running, waits, guard = torch.zeros(2), 0, Guard(CPU, limit, highest, lag)
     for step in range(1, 41):
         guard.add(torch.tensor(0.0))
         guard.hear(guard.told(step))

@@ -33,6 +33,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from trainyard.distributed.interfaces import free_port
 from trainyard.distributed.launcher_variables import whole
 from trainyard.errors import STOPS, InputError, Requeued, TrainyardError
+from trainyard.interrupts import is_postponed
 from trainyard.launch.exit_codes import (
     GRACE_S,
     LEFT,
@@ -257,7 +258,8 @@ def _end_of(error: RendezvousError) -> TrainyardError:
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    raise SignalException(f"signal {number}", sigval=signal.Signals(number))
+    if not is_postponed(number, frame):
+        raise SignalException(f"signal {number}", sigval=signal.Signals(number))
 
 
 def _pause(processes: "Collection[subprocess.Popen[Any]]") -> None:

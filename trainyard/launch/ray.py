@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,7 +35,6 @@ from trainyard.printable import how_many, print_line
 from trainyard.world import usable_cores
 
 _CONNECT_S = 10
-_LOOK_S = 0.2
 _LEAVE_S = 3.0  # for Ray Train to return the nodes; else it holds them for some minutes
 _KILL_S = 5.0  # after a second Ctrl-C
 _TELL_S, _NO_NODES_S = 60.0, 1800.0  # without an attempt: until a remark, and until the end
@@ -163,41 +161,48 @@ def _await_end(trainer: Any, board: Any, signals: list[int], check: Callable[[fl
     """
     import ray
 
-    failures: list[str] = []
-    # In the main thread Ray Train would handle Ctrl-C, without a checkpoint.
-    fit = threading.Thread(target=_fit, args=(trainer, failures), daemon=True)
-    fit.start()
-    passed, give_up_at, ran_at = 0, math.inf, time.monotonic()
-    while fit.is_alive() and time.monotonic() < give_up_at:
-        fit.join(_LOOK_S)
-        for number in signals[passed:]:
-            ray.get(board.signal.remote(number))
-            is_impatient = passed and number == signal.SIGINT
-            give_up_at = time.monotonic() + (_KILL_S if is_impatient else GRACE_S)
-            ran_at = time.monotonic()
-            passed += 1
-        if ray.get(board.is_running.remote()):
-            ran_at = time.monotonic()
-        elif not passed:
-            check(time.monotonic() - ran_at)
-        elif time.monotonic() - ran_at > _LEAVE_S:
-            break
+    failure, watch = "", _Watch(board, signals, check)
+    try:
+        trainer.fit_until(watch.is_over)
+    except TrainyardError:
+        raise
+    except Exception as error:  # Ray's own, or one of a worker's
+        failure = f"{error}".strip().splitlines()[-1]
     codes = ray.get(board.codes.remote())
-    if passed:
-        return _code_after(signals[passed - 1], codes)
+    if watch.passed:
+        return _code_after(signals[watch.passed - 1], codes)
     _, code = first_cause(codes) if codes else (0, 0)
-    if failures and code not in MISTAKES:  # nodes that are left may have saved
+    if failure and code not in MISTAKES:  # nodes that are left may have saved
         code = TrainyardError.exit_code if is_stop(code) else code
-        error = TrainyardError("launch.no-restart-left", reason=failures[0])
+        error = TrainyardError("launch.no-restart-left", reason=failure)
         raise ending_with(code, error)
     return meaning_of(code)
 
 
-def _fit(trainer: Any, failures: list[str]) -> None:
-    try:
-        trainer.fit()
-    except Exception as error:  # Ray's own, or one of a worker's
-        failures.append(f"{error}".strip().splitlines()[-1])
+class _Watch:
+    """Passes signals on to the nodes, and says when a run is over though Ray has not ended it."""
+
+    def __init__(self, board: Any, signals: list[int], check: Callable[[float], None]) -> None:
+        self._board, self._signals, self._check = board, signals, check
+        self.passed = 0  # of the signals
+        self._give_up_at, self._ran_at = math.inf, time.monotonic()
+
+    def is_over(self) -> bool:
+        import ray
+
+        for number in self._signals[self.passed :]:
+            ray.get(self._board.signal.remote(number))
+            is_impatient = self.passed and number == signal.SIGINT
+            self._give_up_at = time.monotonic() + (_KILL_S if is_impatient else GRACE_S)
+            self._ran_at = time.monotonic()
+            self.passed += 1
+        is_running = ray.get(self._board.is_running.remote())
+        now = time.monotonic()
+        if is_running:
+            self._ran_at = now
+        elif not self.passed:
+            self._check(now - self._ran_at)
+        return now >= self._give_up_at or bool(self.passed and now - self._ran_at > _LEAVE_S)
 
 
 def _code_after(number: int, codes: dict[int, int]) -> int:

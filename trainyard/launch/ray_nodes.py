@@ -10,16 +10,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
 from ray.train import get_context, get_preemption_info
 from ray.train.backend import Backend, BackendConfig
+from ray.train.v2._internal.constants import get_env_vars_to_propagate
+from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util import get_node_ip_address
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trainyard.children import SAFE_PATH
 from trainyard.distributed.interfaces import free_port
@@ -29,7 +33,7 @@ from trainyard.launch.ray_scaling import FreeNodes
 from trainyard.parent import LAUNCHER, STARTS_BEFORE
 from trainyard.world import began_with
 
-_LOOK_S = 0.5
+_LOOK_S, _WATCH_S = 0.5, 0.2
 _DRAIN_LOOK_S = 5.0  # as often as Ray Train looks for draining nodes
 _SILENCE_S = 5.0  # of a node, or of its worker, that is dead
 _ADDRESS, _PORT = "PET_MASTER_ADDR", "PET_MASTER_PORT"  # see agent.in_pod
@@ -91,10 +95,25 @@ class Trainer(DataParallelTrainer):  # type: ignore[misc]
     cluster without a dashboard it cannot know that the run is gone, and complains every second.
     """
 
+    def fit_until(self, is_over: Callable[[], bool]) -> None:
+        """Train in the main thread, which handles signals, until `is_over`. Errors are Ray's."""
+        self._is_over = is_over
+        self.fit()
+
     def _initialize_and_run_controller(self, **parts: Any) -> Any:
-        return super()._initialize_and_run_controller(
-            **parts | {"scaling_policy": FreeNodes(self.scaling_config)}
-        )
+        """Ray's own waits in one call: a thread in it ends the process once Ray is shut down."""
+        node = ray.get_runtime_context().get_node_id()
+        here = NodeAffinitySchedulingStrategy(node, soft=False)
+        variables = {"env_vars": get_env_vars_to_propagate()}
+        actor = ray.remote(num_cpus=0, scheduling_strategy=here, runtime_env=variables)
+        policy = FreeNodes(self.scaling_config)
+        controller = actor(TrainController).remote(**parts | {"scaling_policy": policy})
+        running = controller.run.remote()
+        while not ray.wait([running], timeout=_WATCH_S)[0]:
+            if self._is_over():
+                return SimpleNamespace(error=None)
+        ray.get(running)
+        return ray.get(controller.get_result.remote())
 
     def _create_default_callbacks(self) -> list[Any]:
         return [
