@@ -174,8 +174,7 @@ def _await_end(trainer: Any, board: Any, signals: list[int], check: Callable[[fl
     _, code = first_cause(codes) if codes else (0, 0)
     if failure and code not in MISTAKES:  # nodes that are left may have saved
         code = TrainyardError.exit_code if is_stop(code) else code
-        error = TrainyardError("launch.no-restart-left", reason=failure)
-        raise ending_with(code, error)
+        raise ending_with(code, TrainyardError("launch.no-restart-left", reason=failure))
     return meaning_of(code)
 
 
