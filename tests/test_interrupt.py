@@ -4,11 +4,16 @@ import signal
 import subprocess
 import sys
 import weakref
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from trainyard.errors import Stopped
 from trainyard.interrupts import raise_interrupt
+from trainyard.launch.signals import handling
+from trainyard.training.stop import StopSignal
+from trainyard.world import World
 
 DURING_AN_IMPORT = """
 import os, signal, sys
@@ -41,13 +46,14 @@ def test_while_modules_are_imported(module: str) -> None:
     assert ended(DURING_AN_IMPORT.format(module=module)) == (130, "trainyard: interrupted\n")
 
 
-def test_in_a_callback_at_the_end_of_an_import() -> None:
+def test_in_a_callback_at_the_end_of_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python drops what is raised there: one of 60 Ctrl-C while a command started was lost."""
     program = "def cb(_):\n    signal.raise_signal(signal.SIGINT)"
     names: dict[str, Any] = {"signal": signal}
     exec(compile(program, "<frozen importlib._bootstrap>", "exec"), names)
     lock = {1}
     reference = weakref.ref(lock, names["cb"])
+    monkeypatch.setattr("trainyard.interrupts.noted", [])
     before = signal.signal(signal.SIGINT, raise_interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -57,6 +63,19 @@ def test_in_a_callback_at_the_end_of_an_import() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert reference() is None
+
+
+def test_an_exception_that_a_library_passes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher ends then at the latest when it begins to handle signals, a run after a step."""
+    noted: list[int] = []
+    for module in ("interrupts", "launch.signals", "training.stop"):
+        monkeypatch.setattr(f"trainyard.{module}.noted", noted)
+    with suppress(KeyboardInterrupt):
+        raise_interrupt(signal.SIGINT, None)
+    with pytest.raises(KeyboardInterrupt), handling([signal.SIGTERM], print):
+        pass
+    with StopSignal(World()) as stop:
+        assert stop.poll() is Stopped
 
 
 def test_while_the_interpreter_ends() -> None:

@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from threading import Event
@@ -17,7 +17,6 @@ import pytest
 from tests.command_line import Capture, run
 from tests.errors import check, refused
 from trainyard.errors import InputError, PeerError, Requeued, TrainyardError
-from trainyard.launch.ray import _noting_interrupts
 
 LAUNCH = ("launch", "ray", "debug")
 
@@ -72,15 +71,6 @@ def test_a_ray_of_other_parts_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("trainyard.launch.ray.connected", lambda _: nullcontext())
     monkeypatch.setitem(sys.modules, "trainyard.launch.ray_scaling", None)
     check(refused(*LAUNCH), "launch.other-ray", version=version)
-
-
-def test_a_ctrl_c_that_ray_passes_over_is_noted() -> None:
-    """Two seconds after the start it was lost in an import, and the run trained on."""
-    signals: list[int] = []
-    with _noting_interrupts(signals), suppress(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-    assert signals == [signal.SIGINT]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_attempts_end_with_a_mistake_or_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,7 +206,7 @@ def test_a_step_and_its_batch_wait_for_nothing(case: str) -> None:
     feed = parts.feed()
     with Watched(allowed=sys.maxsize):  # the first step of a phase allocates
         parts.train_step(8, feed._move(arriving(size, parts.config.data.channels)))
-    with Watched(allowed=2 * reads_of(parts)) as watched:
+    with Watched(allowed=3 * reads_of(parts)) as watched:
         for number in (7, 8, 10):  # the guard looks at every tenth, and reads its count before
             parts.train_step(number, feed._move(arriving(size, parts.config.data.channels)))
     assert watched.left == 0

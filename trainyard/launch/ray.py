@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from types import FrameType
 from typing import Any
 
 from trainyard.errors import STOPS, InputError, Stopped, TrainyardError
@@ -80,8 +79,7 @@ def launch_ray(job: Job, options: RayOptions) -> int:
     there is no such cluster, or its nodes are too few; TrainyardError if a rank was killed, a node
     lost more often than `restarts`, or ranks could not save after a signal.
     """
-    signals: list[int] = []
-    with _noting_interrupts(signals), connected(options):
+    with connected(options):
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -97,6 +95,7 @@ def launch_ray(job: Job, options: RayOptions) -> int:
         bundle = _bundle(options)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         board = ray.remote(num_cpus=0, scheduling_strategy=here)(Board).remote()
+        signals: list[int] = []
         with (
             tempfile.TemporaryDirectory() as folder,
             handling(STOPS, lambda number, frame: signals.append(number)),
@@ -104,20 +103,6 @@ def launch_ray(job: Job, options: RayOptions) -> int:
             trainer = _trainer(job, options, bundle, board=board, folder=folder)
             waiting = _Waiting(bundle, options.min_nodes or options.nodes)
             return _await_end(trainer, board, signals, waiting.check)
-
-
-@contextmanager
-def _noting_interrupts(signals: list[int]) -> Iterator[None]:
-    """Inside, a Ctrl-C is noted too: Ray, and what it imports, may pass over its exception."""
-    before = signal.getsignal(signal.SIGINT)
-
-    def note(number: int, frame: FrameType | None) -> None:
-        signals.append(number)
-        if callable(before):
-            before(number, frame)
-
-    with handling([signal.SIGINT] if callable(before) else [], note):
-        yield
 
 
 def _trainer(
