@@ -1,6 +1,6 @@
 """Puts one fault after the other into a copy of this code, and looks which tests find it.
 
-    python -m tests.mutants [SUBJECT | NAME ...] [--slow] [--whole] [--json FILE]
+    python -m tests.mutants [SUBJECT | NAME ...] [--slow OF] [--whole] [--json FILE]
 
 The faults are in faults.toml. Without names all of them take their turn. A fault is found by a test
 that fails with it twice and passes without it. README.md says what came of it.
@@ -122,17 +122,17 @@ def sound(tests: Iterable[str]) -> list[str]:
     return [test for test in tests if not _fails_without[test]]
 
 
-def tried(fault: Fault, *, slow_too: bool) -> Outcome:
-    """The outcome of a fault under all its own tests of the quick tier.
+def tried(fault: Fault, slow: str) -> Outcome:
+    """The outcome of a fault under all its own quick tests, and the slow ones.
 
-    Then under the slow ones: if no quick one finds it, or `slow_too`.
+    `slow`: of which faults these run: "none", "rest" (no quick test finds them), "all".
     """
     if fault.is_stale:
         return Outcome("stale")
     begin, found = time.monotonic(), dict[str, list[str]]()
     with tree_with(fault) as tree:
         for tier, marks in (("quick", QUICK), ("slow", SLOW)):
-            if slow_too or not found:
+            if tier == "quick" or slow == "all" or (slow == "rest" and not found):
                 twice = tree.failures(sound(tree.failures(fault.tests, marks)), ANY)
                 found |= {tier: twice} if twice else {}
     seconds = time.monotonic() - begin
@@ -176,7 +176,8 @@ def main() -> int:
     """The exit code: 1 if a fault is not found or stale."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("names", nargs="*", help="subjects, or names of faults")
-    parser.add_argument("--slow", action="store_true", help="the slow tests of those found too")
+    about = "of which faults slow tests run; rest: of those that no quick one finds"
+    parser.add_argument("--slow", choices=("none", "rest", "all"), default="rest", help=about)
     parser.add_argument("--whole", action="store_true", help="try the whole quick tier at the end")
     parser.add_argument("--json", type=Path, default=os.devnull, help="keeps the outcomes")
     options = parser.parse_args()
@@ -185,7 +186,7 @@ def main() -> int:
     outcomes = {name: Outcome(**values) for name, values in kept.items()}
     left, begin = [fault for fault in some if fault.name not in outcomes], time.monotonic()
     for number, fault in enumerate(left, 1):
-        outcomes[fault.name] = tried(fault, slow_too=options.slow)
+        outcomes[fault.name] = tried(fault, options.slow)
         options.json.write_text(json.dumps(outcomes, default=asdict, indent=1))
         rest = (time.monotonic() - begin) / number * (len(left) - number) / 60
         print(f"{outcomes[fault.name].state:9} {fault.name}; {rest:.0f} minutes left", flush=True)
