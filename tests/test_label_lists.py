@@ -165,7 +165,7 @@ def test_an_image_that_cannot_be_read_has_no_class(
     (images,) = open_images([str(tmp_path)], tmp_path, lambda *_: None)
     model = load(trained)
     with torch.no_grad():
-        classifier_layers(model.model)[0].bias.fill_(100)  # all classes are certain
+        classifier_layers(model.model)[0].get_parameter("bias").fill_(100)  # certain
     assert model.predict_index(images.index).counts.tolist() == [3] * len(NAMES)
 
 
