@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from tests.command_line import newest, run
 from tests.data.test_orientation import pillow, tagged
 from tests.errors import raises
-from trainyard.classifier import Classifier, Guess, Picture, load
+from trainyard.classifier import Classifier, Guess, Picture, _content, load
+from trainyard.data.config import DataConfig
 from trainyard.data.index.build import open_index
 from trainyard.data.index.unlabelled import open_images
 from trainyard.files import RunDirectory, find_checkpoint
@@ -211,6 +212,15 @@ def test_a_photograph_in_every_form_is_upright(kind: str, averaged: Path, tmp_pa
         for other in others:
             # Decoders differ at edges alone; a wrong turn differs everywhere.
             assert (first - other).abs().mean() < 1 / 255 / 0.38
+
+
+@pytest.mark.quick
+def test_an_open_image_is_turned_as_the_recipe_says() -> None:
+    with Image.open(io.BytesIO(tagged(6, "PNG"))) as image:
+        stored = image.size
+        for exif, size in ((False, stored), (True, stored[::-1])):
+            content = _content(image, 0, DataConfig(exif=exif))
+            assert Image.open(io.BytesIO(content)).size == size
 
 
 def test_an_image_of_16_bits_is_that_of_8(averaged: Path) -> None:

@@ -146,10 +146,14 @@ def test_scores_that_are_not_finite(averaged: Path, tmp_path: Path, capsys: Capt
     save_file({name: tensor * math.nan for name, tensor in weights.items()}, path)
     manifest = path.parent / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {path.name: sha256(path)}))
-    found = result(capsys, folder)
+    file = tmp_path / "said.csv"
+    found = result(capsys, folder, "--predictions", file)
     assert (found["top1"], found["top5"], found["loss"]) == (0, 0, None)
     assert (found["not_finite"], found["ema_not_finite"]) == (364, 0)
     assert found["ema_loss"] > 0
+    with open(file, newline="") as lines:
+        guesses = {row["guess"] for row in csv.DictReader(lines) if row["weights"] == "raw"}
+    assert guesses == {""}  # not the last class
     shown(capsys, "evaluate", folder, "--per-class", 3, "--confusions", 3)
 
 

@@ -1,6 +1,7 @@
 """`trainyard predict`: images from anywhere, and what is said of them."""
 
 import csv
+import io
 import json
 import shutil
 from http.server import BaseHTTPRequestHandler
@@ -8,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tests.command_line import Capture, run, shown
 from tests.errors import check, refused
 from tests.web import LocalServer
+from trainyard.classifier import Guess
+from trainyard.cli.predict import Row, _one_by_one
 from trainyard.data.storage.remote import http
 
 pytestmark = pytest.mark.slow
@@ -246,6 +250,16 @@ def test_what_a_person_sees(finished: Path, image: Path, digits: Path, capsys: C
     many = shown(capsys, "predict", finished, digits)
     assert "share" in many
     assert ".png" not in many
+
+
+@pytest.mark.quick
+def test_an_unknown_image_has_its_likeliest_classes_beside_it() -> None:
+    guesses = [Guess("cat", 0.4), Guess("dog", 0.3), Guess("eel", 0.2)]
+    console = Console(file=io.StringIO(), width=100)
+    for answer, others in (("cat", "dog 30.0%, eel 20.0%"), ("unknown", "cat 40.0%, dog 30.0%")):
+        with console.capture() as captured:
+            console.print(_one_by_one([Row("a.png", {}, None, guesses, answer)]))
+        assert others in captured.get()
 
 
 def test_classes_may_be_called_anything(

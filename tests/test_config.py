@@ -126,6 +126,11 @@ def test_an_override_beats_the_recipe_and_leaves_the_rest() -> None:
     assert differences(load_recipe("debug"), changed) == ["optim.lr: 0.004 -> 1.0"]
 
 
+def test_statistics_that_a_recipe_of_grey_images_sets_are_kept() -> None:
+    own = check({"data": {"channels": 1, "mean": [0.3], "std": [0.2]}}).data
+    assert (own.mean, own.std) == ((0.3,), (0.2,))
+
+
 @pytest.mark.parametrize(
     ("before", "after", "used"),
     [

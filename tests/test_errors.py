@@ -13,8 +13,9 @@ import pytest
 
 import trainyard
 from tests.command_line import run
-from trainyard import errors
+from trainyard import command_line, errors
 from trainyard.errors import DataError, DiskError, Requeued, Stopped, TrainyardError, messages
+from trainyard.world import World
 
 ROOT = Path(trainyard.__file__).parent
 Capture = pytest.CaptureFixture[str]
@@ -109,6 +110,17 @@ def test_a_program_gets_the_code_and_fields(capsys: Capture) -> None:
     error = json.loads(printed.out)["error"]
     assert error["code"] == "recipe.unknown-key" and error["fields"]["key"] == "optim.lt"
     assert printed.err == f"trainyard: {error['message']}\n"
+
+
+def test_an_error_that_all_ranks_know_is_printed_once(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the first rank alone, not by the first one of each node."""
+    monkeypatch.setattr(command_line, "discover", lambda: World(rank=8, size=16, node=1))
+    error = DataError("pack.no-samples", split="train")
+    for error.is_shared in (False, True):
+        assert command_line.print_error(error) == 2
+        assert bool(capsys.readouterr().err) == (not error.is_shared)
 
 
 def test_no_secret_is_in_the_fields(capsys: Capture) -> None:

@@ -2,11 +2,13 @@
 
 import csv
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import average_precision_score
 
 import trainyard
@@ -14,6 +16,8 @@ from tests.command_line import Capture, newest, run, shown
 from tests.errors import check, refused
 from tests.runs import assert_equal, contents, cut_off, read
 from trainyard.classifier import load
+from trainyard.data.index.unlabelled import open_images
+from trainyard.model.adapt import classifier_layers
 from trainyard.training.label_scores import LabelScores
 
 NUM_STEPS = 24
@@ -150,6 +154,19 @@ def test_many_images_count_for_every_likely_class(
     found = {name: int(count.replace(",", "")) for name, count, _ in rows}
     assert found == Counter(likely)
     assert any(image[1].probability > 0.5 for part in shares for image in part)
+
+
+def test_an_image_that_cannot_be_read_has_no_class(
+    trained: Path, listed_digits: Path, tmp_path: Path
+) -> None:
+    for image in sorted((listed_digits.parent / "val" / "0").iterdir())[:3]:
+        shutil.copy(image, tmp_path)
+    (tmp_path / "bad.png").write_text("no image")
+    (images,) = open_images([str(tmp_path)], tmp_path, lambda *_: None)
+    model = load(trained)
+    with torch.no_grad():
+        classifier_layers(model.model)[0].get_parameter("bias").fill_(100)  # certain
+    assert model.predict_index(images.index).counts.tolist() == [3] * len(NAMES)
 
 
 @pytest.mark.slow

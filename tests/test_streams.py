@@ -15,6 +15,7 @@ import pytest
 from tests.command_line import SHORT
 from tests.test_cli_signals import LONG, check_stopped_run, has_begun, has_saved, wait_for
 from tests.tiers import tiered
+from trainyard import command_line
 
 COMMAND = f"{shlex.quote(sys.executable)} -P -m trainyard"
 COMMANDS = ["train", "launch local --ranks 2"]
@@ -98,6 +99,15 @@ def test_a_full_disk_under_stdout_fails_a_command_whose_output_is_its_result() -
     ended = shell(f"{COMMAND} recipes debug >/dev/full", Path())
     said = "trainyard: stdout: No space left on device: it is incomplete\n"
     assert (ended.returncode, ended.stderr) == (1, said)
+
+
+@pytest.mark.parametrize(("is_run", "code"), [(True, 0), (False, 1)])
+def test_a_run_has_its_results_in_its_directory(
+    is_run: bool, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_line, "lost_output", lambda: OSError(28, "No space left"))
+    assert command_line._code_with_output(0, is_run=is_run) == code
+    assert command_line._code_with_output(130, is_run=is_run) == 130
 
 
 def test_a_terminal_that_another_program_has_made_non_blocking() -> None:

@@ -290,6 +290,8 @@ def test_other_settings_in_a_finished_destination_are_refused(
     before = tree(all_formats["webdataset"])
     with raises("pack.settings-differ", what="a data set"):
         packed(source, all_formats["webdataset"], "webdataset", shard_samples=6)
+    with raises("pack.settings-differ", changes="shard_bytes None instead of 1500"):
+        packed(source, all_formats["webdataset"], "webdataset", shard_bytes=1500)
     with raises("pack.settings-differ", changes="format 'webdataset' instead of 'hdf5'"):
         packed(source, all_formats["webdataset"], "hdf5")
     assert tree(all_formats["webdataset"]) == before

@@ -9,7 +9,8 @@ from PIL import Image
 
 from tests.errors import raises
 from tests.images import encode
-from trainyard.data.decode.decode import BadImageError
+from trainyard.data.decode.decode import BadImageError, image_orientation
+from trainyard.data.decode.orientation import TAG
 from trainyard.datasets.pack.recode import (
     Recode,
     Repair,
@@ -111,6 +112,13 @@ def test_the_short_side_gets_its_length(size: tuple[int, int], expected: tuple[i
     result = ShortSide(256, 90)(content)
     assert decoded(result).size == expected
     assert (result == content) is (size == expected)
+
+
+def test_a_scaled_photograph_keeps_its_orientation() -> None:
+    exif = Image.Exif()
+    exif[TAG] = 6
+    content = encode(photograph(100, 64), "JPEG", exif=exif)
+    assert image_orientation(ShortSide(32, 90)(content)) == 6
 
 
 def test_scaling_is_antialiased() -> None:

@@ -187,6 +187,7 @@ def test_samples_with_a_dot_in_their_names(tmp_path: Path) -> None:
     found = look(tmp_path)
     assert wrong(found) == [("data", "left out", "note")]
     assert [str(one) for one in found["data", "left out"].found] == [f"2 {DOTTED}, such as b.0"]
+    assert found["data", "left out"].count == 2
 
 
 def test_missing_files(originals: Path, tmp_path: Path) -> None:
@@ -335,6 +336,13 @@ def test_bad_images_are_those_that_training_quarantines_and_odd_ones_are_noted(
     assert found_odd == {f"verify.{name}" for name in odd}
     assert {Path(finding.file).name for finding in check.found} == odd
     assert check.about == "16 JPEG RGB, 2 PNG RGB, 1 JPEG CMYK, 1 PNG I;16, 1 PNG L"
+
+
+def test_a_photograph_of_a_phone_is_a_jpeg(photos: Path) -> None:
+    """With a second picture, such as its depth, behind the first."""
+    path = photos / "train" / "cat" / "phone.jpg"
+    square(70).save(path, "MPO", save_all=True, append_images=[square(71)])
+    assert look(photos, deep=True)["train", "oddities"].result == "ok"
 
 
 def test_a_png_among_a_hundred_jpegs(photos: Path, tmp_path: Path) -> None:

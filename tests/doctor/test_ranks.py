@@ -7,6 +7,8 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -20,6 +22,7 @@ from trainyard.data.config import DataConfig
 from trainyard.distributed.heartbeat import Heartbeat
 from trainyard.doctor import machine
 from trainyard.doctor.check import Options, Row
+from trainyard.doctor.data import _digests
 from trainyard.doctor.doctor import Findings, examine, examine_joined
 from trainyard.doctor.network import LinkSpeed, judge_links, rounds
 from trainyard.errors import InputError
@@ -128,6 +131,36 @@ def test_other_bytes_on_a_rank_are_named(digits: Path, tmp_path: Path) -> None:
     rows = spawn(examined, SIZE, folders)[0]
     assert rows["data"].verdict == "fail"
     assert "rank 1 (" in rows["data"].found and "rank 2" not in rows["data"].found
+
+
+@pytest.mark.quick
+def test_a_machine_tells_its_data_by_names_and_by_bytes(digits: Path, tmp_path: Path) -> None:
+    found = []
+    for number in range(2):
+        folder = Path(shutil.copytree(digits, tmp_path / f"{number}"))
+        for image in (folder / "train").rglob("*.png") if number else ():
+            image.write_bytes(image.read_bytes()[:-20] + bytes(20))
+        config = DataConfig(train=str(folder / "train"), val=str(folder / "val"))
+        found.append(_digests(config, True, lambda *_: None))
+    one, other = found
+    assert [a == b for a, b in zip(one, other, strict=True)] == [True, False, True, True]
+
+
+# --- one machine ---
+
+
+@pytest.mark.quick
+def test_ranks_share_the_cores_of_their_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cpu_quotas", lambda: {1: 6.0})
+    context: Any = SimpleNamespace(world=World(size=4, local_size=4, cores=64))
+    assert machine._cores(context) == 1.5
+
+
+@pytest.mark.quick
+def test_the_worst_row_decides() -> None:
+    verdicts = ["ok", "warn", "fail"]
+    rows = [Row("a", "", verdict) for verdict in verdicts]
+    assert [Findings(rows[:count], [], 1, 1).verdict for count in (1, 2, 3)] == verdicts
 
 
 # --- started as a run is ---

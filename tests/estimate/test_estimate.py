@@ -44,10 +44,15 @@ def measured(gpus: int = 1, folder: Path = Path("run")) -> Measured:
 
 
 def estimated(
-    gpus: int, of: Measured | None = None, *, decoding: float = 1e9, layers: int = 1
+    gpus: int,
+    of: Measured | None = None,
+    *,
+    decoding: float = 1e9,
+    layers: int = 1,
+    keys: dict[str, str] | None = None,
 ) -> Estimate:
     """A training with 1 MB of gradients and a network of 10 MB/s between nodes."""
-    config = override(RunConfig(), {"data.image_size": "100"})
+    config = override(RunConfig(), {"data.image_size": "100"} | (keys or {}))
     sizes = Sizes(1e6, 1e6, 0, 0, 0)
     workload = Workload(config, COURSE, sizes, 3e9, 3e9, 0, moved=1, kept=(1e6, 0), layers=layers)
     return estimate_run(workload, Cluster(None, of or measured(), decoding, 10e6, 2.0), gpus)
@@ -68,6 +73,12 @@ def test_a_run_on_one_gpu_is_its_compute() -> None:
     assert found.cost == pytest.approx(2 * found.hours.likely)
     assert found.hours.low == pytest.approx(found.hours.likely / 1.25)
     assert found.hours.high == pytest.approx(found.hours.likely / 0.9)
+
+
+@pytest.mark.quick
+def test_each_moving_average_is_evaluated() -> None:
+    found = estimated(1, keys={"model.ema_decay": "[0.9, 0.99]"})
+    assert 3600 * found.hours.likely == pytest.approx(TRAINING + 3 * EVALUATING)
 
 
 def test_the_network_of_several_gpus_is_measured_once() -> None:

@@ -147,6 +147,15 @@ def test_sharded_weights_are_divided() -> None:
     assert memory("gossip", ranks=1).total == pytest.approx(whole)
 
 
+@pytest.mark.quick
+def test_an_average_in_host_memory_takes_none_of_the_gpu() -> None:
+    found = [
+        gpu_memory(sizes, (1.0, 0.0), RunConfig(), gpus=1, share=1, capacity=None).total
+        for sizes in (SIZES, SIZES._replace(on_host=SIZES.average))
+    ]
+    assert found[0] - found[1] == pytest.approx(SIZES.average)
+
+
 def test_gradients_of_micro_batches_add_up_whole() -> None:
     found = []
     for accumulate in (None, "parts"):

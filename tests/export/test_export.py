@@ -25,7 +25,7 @@ from tests.errors import raises
 from tests.test_classifier import files_of
 from trainyard.classifier import load
 from trainyard.config import load_recipe
-from trainyard.export.check import plain_model
+from trainyard.export.check import _difference, plain_model
 from trainyard.export.export import Exporter
 from trainyard.files import find_checkpoint
 from trainyard.run.evaluation import EvaluationOptions, evaluate_checkpoint
@@ -203,6 +203,14 @@ def test_the_card_tells_the_truth_and_no_paths(exports: Path, trained: Path, dig
 
 
 # --- what goes wrong ---
+
+
+@pytest.mark.quick
+def test_each_batch_is_compared() -> None:
+    same, other = (torch.ones(1), torch.ones(1)), (torch.ones(1), torch.full((1,), 1.1))
+    for pairs in ((other, same), (same, other)):
+        with raises("export.logits-differ"):
+            _difference(pairs, 0, 0.01)
 
 
 def test_a_model_that_differs_is_not_put_in_place(convolutions: Path, tmp_path: Path) -> None:

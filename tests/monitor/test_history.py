@@ -8,6 +8,7 @@ import pytest
 
 from tests.errors import raises
 from trainyard.monitor.history import read_history, score
+from trainyard.monitor.trackers.tracker import BestEvaluation
 
 
 def written(path: Path, *reports: dict[str, Any], end: str = "\n") -> Path:
@@ -71,6 +72,13 @@ def test_a_score_that_is_not_finite_is_missing(tmp_path: Path) -> None:
     (report,) = read_history(path).val
     assert report == {"kind": "val", "step": 1, "top1": None, "ema_top1": 0.5, "loss": None}
     assert score(report, "top1") == 0.5
+
+
+def test_an_evaluation_that_was_undone_is_not_the_best(tmp_path: Path) -> None:
+    best = BestEvaluation(tmp_path / "metrics.jsonl", "top1")
+    for step, top1 in ((4, 0.5), (8, 0.9), (6, 0.6)):  # it went back to step 4
+        found = best.after({"kind": "val", "step": step, "top1": top1})
+    assert found == {"best/step": 6, "best/top1": 0.6}
 
 
 @pytest.mark.parametrize("top1", ["x", None, [0.5], True])

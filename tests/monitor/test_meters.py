@@ -147,13 +147,14 @@ def _report(world: World) -> dict[str, float]:
         meter.add(stats(30, 1, 3), capacity=8)
     else:
         meter.add(stats(10, 1, 1), capacity=8)
+    meter.add(stats(0, 0, 0, skipped=True))
     return meter.report()
 
 
 def test_ranks_add_up() -> None:
     for report in spawn(_report, 2):
         assert (report["loss"], report["top1"]) == (10, 0.5)  # weighted by the counts
-        assert report["world_size"] == 2
+        assert (report["world_size"], report["skipped"]) == (2, 1)
         assert report["images_per_s_loader"] == 16
         assert report["images_per_s_device"] == report["images_per_s"] / 2
         assert report["mfu"] == pytest.approx(0.1 * report["images_per_s_device"])

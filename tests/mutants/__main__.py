@@ -1,6 +1,6 @@
-"""Puts one fault after the other into a copy of this code, and looks which test finds it.
+"""Puts one fault after the other into a copy of this code, and looks which tests find it.
 
-    python -m tests.mutants [SUBJECT | NAME ...] [--whole] [--json FILE]
+    python -m tests.mutants [SUBJECT | NAME ...] [--slow OF] [--whole] [--json FILE]
 
 The faults are in faults.toml. Without names all of them take their turn. A fault is found by a test
 that fails with it twice and passes without it. README.md says what came of it.
@@ -17,16 +17,16 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 QUICK, SLOW = "quick or not (slow or night)", "slow and not (quick or night)"
-LIMIT_S, WHOLE_S = 240.0, 3600.0  # for the tests of a fault's own, and for the quick tier
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
+ANY = "slow or not slow"
+LIMIT_S, WHOLE_S = 600.0, 3600.0  # for the tests of a fault's own in a tier, and for the quick tier
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?(?:\[.*?\])?)(?: - .*)?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Fault:
 @dataclass
 class Outcome:
     state: str  # found, not found, too slow, stale
-    by: str = ""  # the test that found it
+    by: list[str] = field(default_factory=list)  # the tests that found it
     tier: str = ""
     seconds: float = 0.0
 
@@ -58,14 +58,12 @@ class Tree:
     """A copy of this code, with some faults."""
 
     root: Path
-    flaky: list[str] = field(default_factory=list)  # tests that fail without a fault too
 
-    def failures(
-        self, tests: Sequence[str], marks: str, limit_s: float, *options: str
-    ) -> list[str]:
+    def failures(self, tests: Sequence[str], marks: str, limit_s: float = LIMIT_S) -> list[str]:
         """The tests that fail; none if they take longer than the limit."""
-        words = ["-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "--timeout=120", *options]
-        words += ["-m", marks, *(f"--deselect={test}" for test in self.flaky)]
+        if not tests:
+            return []
+        words = ["-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "--timeout=120", "-m", marks]
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "pytest", *words, *tests],
@@ -84,10 +82,7 @@ class Tree:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
             output.seek(0)
-            return _FAILED.findall(output.read())
-
-    def fails(self, test: str) -> bool:
-        return bool(self.failures([test], "slow or not slow", LIMIT_S))
+            return list(dict.fromkeys(_FAILED.findall(output.read())))
 
 
 def faults() -> list[Fault]:
@@ -114,46 +109,51 @@ def tree_with(*some: Fault) -> Iterator[Tree]:
         yield Tree(root)
 
 
-@cache
-def fails_without(test: str) -> bool:
-    """True if a test fails in the code as it is."""
-    with tree_with() as tree:
-        return tree.fails(test)
+_fails_without: dict[str, bool] = {}
 
 
-def tried(fault: Fault) -> Outcome:
-    """The outcome of a fault under its own tests: the quick ones, then the slow ones."""
+def sound(tests: Iterable[str]) -> list[str]:
+    """Those of some tests that pass in the code as it is."""
+    tests = list(tests)
+    if new := [test for test in tests if test not in _fails_without]:
+        with tree_with() as tree:
+            failed = tree.failures(new, ANY)
+        _fails_without.update((test, test in failed) for test in new)
+    return [test for test in tests if not _fails_without[test]]
+
+
+def tried(fault: Fault, slow: str) -> Outcome:
+    """The outcome of a fault under all its own quick tests, and the slow ones.
+
+    `slow`: of which faults these run: "none", "rest" (no quick test finds them), "all".
+    """
     if fault.is_stale:
         return Outcome("stale")
-    begin = time.monotonic()
+    begin, found = time.monotonic(), dict[str, list[str]]()
     with tree_with(fault) as tree:
         for tier, marks in (("quick", QUICK), ("slow", SLOW)):
-            while (left_s := begin + LIMIT_S - time.monotonic()) > 0:
-                test = next(iter(tree.failures(fault.tests, marks, left_s, "-x")), None)
-                if test is None:
-                    break
-                seconds = time.monotonic() - begin
-                if not fails_without(test) and tree.fails(test):
-                    return Outcome("found", test, tier, seconds)
-                tree.flaky.append(test)
+            if tier == "quick" or slow == "all" or (slow == "rest" and not found):
+                twice = tree.failures(sound(tree.failures(fault.tests, marks)), ANY)
+                found |= {tier: twice} if twice else {}
     seconds = time.monotonic() - begin
+    if found:
+        by = [test for of_tier in found.values() for test in of_tier]
+        return Outcome("found", by, next(iter(found)), seconds)
     return Outcome("not found" if seconds < LIMIT_S else "too slow", seconds=seconds)
 
 
 def tried_by_all(some: Sequence[Fault]) -> dict[str, Outcome]:
     """The outcomes under the whole quick tier of faults that their own tests do not find.
 
-    It runs once, with all of them; then each test that fails runs with each fault alone.
+    It runs once, with all of them; then the tests that fail run with each fault alone.
     """
     begin, found = time.monotonic(), dict[str, Outcome]()
     with tree_with(*some) as tree:
-        suspects = tree.failures(["tests"], QUICK, WHOLE_S)
-    tests = [test for test in suspects if not fails_without(test)]
+        tests = sound(tree.failures(["tests"], QUICK, WHOLE_S))
     for fault in some if tests else ():
         with tree_with(fault) as tree:
-            for test in filter(tree.fails, tests):
-                found[fault.name] = Outcome("found", test, "whole", time.monotonic() - begin)
-                break
+            if by := tree.failures(tests, ANY):
+                found[fault.name] = Outcome("found", by, "whole", time.monotonic() - begin)
     return found
 
 
@@ -163,7 +163,7 @@ def table(some: Sequence[Fault], outcomes: dict[str, Outcome]) -> str:
     for fault in some:
         of = outcomes[fault.name]
         rows.append(f"{fault.subject:10} {of.seconds:5.0f} s {of.tier:5} {fault.name}")
-        rows.append(f"{'':25}{of.by or of.state.upper()}")
+        rows += [f"{'':25}{test}" for test in of.by or [of.state.upper()]]
     for subject in dict.fromkeys(fault.subject for fault in some):
         own = [outcomes[fault.name] for fault in some if fault.subject == subject]
         tiers = {tier: sum(o.tier == tier for o in own) for tier in ("quick", "slow", "whole")}
@@ -176,6 +176,8 @@ def main() -> int:
     """The exit code: 1 if a fault is not found or stale."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("names", nargs="*", help="subjects, or names of faults")
+    about = "of which faults slow tests run; rest: of those that no quick one finds"
+    parser.add_argument("--slow", choices=("none", "rest", "all"), default="rest", help=about)
     parser.add_argument("--whole", action="store_true", help="try the whole quick tier at the end")
     parser.add_argument("--json", type=Path, default=os.devnull, help="keeps the outcomes")
     options = parser.parse_args()
@@ -184,7 +186,7 @@ def main() -> int:
     outcomes = {name: Outcome(**values) for name, values in kept.items()}
     left, begin = [fault for fault in some if fault.name not in outcomes], time.monotonic()
     for number, fault in enumerate(left, 1):
-        outcomes[fault.name] = tried(fault)
+        outcomes[fault.name] = tried(fault, options.slow)
         options.json.write_text(json.dumps(outcomes, default=asdict, indent=1))
         rest = (time.monotonic() - begin) / number * (len(left) - number) / 60
         print(f"{outcomes[fault.name].state:9} {fault.name}; {rest:.0f} minutes left", flush=True)

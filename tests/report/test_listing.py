@@ -38,9 +38,12 @@ GOES_ON = {
     "interrupted": [*END[:40], event(40, "failed"), event(40, "resumed"), *END[40:50]],
     "done": [*STATES["ended early"], event(40, "resumed"), *END[40:], val(100, 0.7)],
 }
+NOT_EVALUATED = {"interrupted": [*END, val(80, 0.7)]}  # after its last step
 
 
-@pytest.mark.parametrize("written", [STATES, GOES_ON], ids=["ended", "went on"])
+@pytest.mark.parametrize(
+    "written", [STATES, GOES_ON, NOT_EVALUATED], ids=["ended", "went on", "not evaluated"]
+)
 def test_states(written: dict[str, Any], tmp_path: Path) -> None:
     for state, lines in written.items():
         write_run(tmp_path / state, lines)

@@ -151,6 +151,15 @@ def test_other_bits_are_expected(change: dict[str, str], warns: bool, tmp_path: 
         assert not warns or f"{key}: {before[key]} -> {value}" in messages[0]
 
 
+def test_a_run_that_starts_from_another_has_no_evaluation_yet(tmp_path: Path) -> None:
+    saved, state, (first, second) = state_at(3), state_at(0), (tmp_path / "a", tmp_path / "b")
+    saved.last = saved.best = {"step": 3, "top1": 0.5}
+    saved.stale = 1
+    save_checkpoint(saved, RunDirectory(first).checkpoints, keep=1)
+    resume(f"{first}", RunDirectory(second), state, world=World(), report=lambda _: None)
+    assert (state.step, state.last, state.best, state.stale) == (3, {}, {}, 0)
+
+
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_another_teacher_is_a_warning(ranks: str, tmp_path: Path) -> None:
     """The best checkpoint of a run that still trains was another one after a resume."""
