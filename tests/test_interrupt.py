@@ -1,19 +1,16 @@
 """Ctrl-C before and after a command's own work: one line, or none, and never a traceback."""
 
+import os
 import signal
 import subprocess
 import sys
 import weakref
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from trainyard.errors import Stopped
 from trainyard.interrupts import raise_interrupt
-from trainyard.launch.signals import handling
-from trainyard.training.stop import StopSignal
-from trainyard.world import World
 
 DURING_AN_IMPORT = """
 import os, signal, sys
@@ -35,9 +32,11 @@ command()
 """
 
 
-def ended(program: str) -> tuple[int, str]:
+def ended(program: str, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
     words = [sys.executable, "-c", program, "recipes"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        words, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
     return done.returncode, done.stderr
 
 
@@ -46,14 +45,13 @@ def test_while_modules_are_imported(module: str) -> None:
     assert ended(DURING_AN_IMPORT.format(module=module)) == (130, "trainyard: interrupted\n")
 
 
-def test_in_a_callback_at_the_end_of_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_callback_at_the_end_of_an_import() -> None:
     """Python drops what is raised there: one of 60 Ctrl-C while a command started was lost."""
     program = "def cb(_):\n    signal.raise_signal(signal.SIGINT)"
     names: dict[str, Any] = {"signal": signal}
     exec(compile(program, "<frozen importlib._bootstrap>", "exec"), names)
     lock = {1}
     reference = weakref.ref(lock, names["cb"])
-    monkeypatch.setattr("trainyard.interrupts.noted", [])
     before = signal.signal(signal.SIGINT, raise_interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -65,17 +63,13 @@ def test_in_a_callback_at_the_end_of_an_import(monkeypatch: pytest.MonkeyPatch) 
     assert reference() is None
 
 
-def test_an_exception_that_a_library_passes_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A launcher ends then at the latest when it begins to handle signals, a run after a step."""
-    noted: list[int] = []
-    for module in ("interrupts", "launch.signals", "training.stop"):
-        monkeypatch.setattr(f"trainyard.{module}.noted", noted)
-    with suppress(KeyboardInterrupt):
-        raise_interrupt(signal.SIGINT, None)
-    with pytest.raises(KeyboardInterrupt), handling([signal.SIGTERM], print):
-        pass
-    with StopSignal(World()) as stop:
-        assert stop.poll() is Stopped
+@pytest.mark.parametrize(("launcher", "code"), [({}, 0), ({"TRAINYARD_LAUNCHER": "1"}, 130)])
+def test_where_the_signal_is_ignored_by_a_shell(launcher: dict[str, str], code: int) -> None:
+    """Agents of a Ray that was started so passed over a Ctrl-C while they started: 300 s."""
+    program = DURING_AN_IMPORT.format(module="argparse")
+    ignoring = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" + program
+    environment = {**os.environ, **launcher}
+    assert ended(ignoring, environment)[0] == code
 
 
 def test_while_the_interpreter_ends() -> None:

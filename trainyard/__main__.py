@@ -16,7 +16,9 @@ def command() -> "NoReturn":
     """Entry point of the console script: runs a command and exits with its code."""
     from trainyard.interrupts import end_interrupted, raise_interrupt
 
-    heeds_interrupt = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    # A cluster that a script has started in the background ignores it; a launcher passes it on.
+    is_passed_on = "TRAINYARD_LAUNCHER" in os.environ
+    heeds_interrupt = is_passed_on or signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heeds_interrupt:  # an exception would end an import anywhere, and show where
         signal.signal(signal.SIGINT, end_interrupted)
     if not os.environ.get("PYTHONSAFEPATH"):  # for processes that multiprocessing starts

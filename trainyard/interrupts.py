@@ -12,10 +12,6 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 
-noted: list[int] = []
-"""The signals after which this process is to end. A library may pass over the exception of one."""
-
-
 def raise_interrupt(number: int, frame: "FrameType | None") -> None:
     """As Python does by default, but not inside the import of torch: its C++ would abort."""
     if is_postponed(number, frame):
@@ -23,7 +19,6 @@ def raise_interrupt(number: int, frame: "FrameType | None") -> None:
     torch = sys.modules.get("torch")
     if getattr(getattr(torch, "__spec__", None), "_initializing", False):
         end_interrupted()
-    noted.append(number)
     raise KeyboardInterrupt
 
 

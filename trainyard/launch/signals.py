@@ -10,7 +10,6 @@ from types import FrameType
 from typing import TypeVar
 
 from trainyard.errors import STOPS, Requeued, Stopped
-from trainyard.interrupts import noted
 from trainyard.parent import put_back_handlers
 
 T = TypeVar("T")
@@ -27,11 +26,8 @@ def handling(
 ) -> Iterator[None]:
     """Inside, `handler` handles these signals; afterwards the previous handlers are back.
 
-    An ignored SIGHUP stays ignored, as nohup wants it. KeyboardInterrupt if there was a Ctrl-C
-    already, whose exception a library has passed over.
+    An ignored SIGHUP stays ignored, as nohup wants it.
     """
-    if noted:
-        raise KeyboardInterrupt
     before = {number: signal.signal(number, handler) for number in numbers}
     if before.get(signal.SIGHUP) == signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -10,7 +10,6 @@ from types import FrameType, TracebackType
 from typing import Any, Protocol
 
 from trainyard.errors import STOPS, NotSaved, Requeued, Stopped
-from trainyard.interrupts import noted
 from trainyard.parent import put_back_handlers
 from trainyard.world import World, new_group
 
@@ -61,8 +60,6 @@ class StopSignal:
         self._pending: deque[tuple[Any, Any]] = deque()  # pending all-reduces and their tensors
 
     def __enter__(self) -> "StopSignal":
-        for number in noted:  # whose exception a library has passed over
-            self._note(number, None)
         if threading.current_thread() is threading.main_thread():
             under_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
             for number in _SIGNALS.keys() - ({signal.SIGHUP} if under_nohup else set()):
