@@ -21,6 +21,7 @@ LEVELS = [
         "hints",
         "image_size",
         "installation",
+        "interrupts",
         "printable",
         "children",
         "streams",
