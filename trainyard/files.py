@@ -303,7 +303,7 @@ class JsonLines:
 
     def append(self, line: dict[str, Any]) -> None:
         """Append a line. DiskError if there is no room; the file is then unchanged."""
-        text = json.dumps({key: finite(value) for key, value in line.items()}) + "\n"
+        text = json.dumps(finite(line)) + "\n"
         with (
             writing(self._path, len(text)),
             _cut_back(self._path),
@@ -325,7 +325,9 @@ def _cut_back(path: Path) -> Iterator[None]:
 
 
 def finite(value: Any) -> Any:
-    """None for NaN and infinity, which JSON lacks."""
+    """None for NaN and infinity, which JSON lacks, also for those in a dict."""
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

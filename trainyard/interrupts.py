@@ -34,11 +34,12 @@ def is_postponed(number: int, frame: "FrameType | None") -> bool:
 
     An import ends with a callback of its lock, and Python prints and drops what is raised there.
     """
-    code = frame and frame.f_code
-    is_lost = code and (code.co_filename, code.co_name) == ("<frozen importlib._bootstrap>", "cb")
+    if frame is None or frame.f_code.co_name != "cb":
+        return False
+    is_lost = frame.f_code.co_filename == "<frozen importlib._bootstrap>"
     if is_lost:
         _thread.start_new_thread(_send_again, (number,))
-    return bool(is_lost)
+    return is_lost
 
 
 def _send_again(number: int) -> None:

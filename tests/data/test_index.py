@@ -596,6 +596,15 @@ def test_a_server_that_does_not_tell_versions_apart_is_named(
     assert said.count("sends neither ETag nor Last-Modified: a change that keeps the size") == 2
 
 
+def test_files_of_the_first_of_january_1970_are_no_servers(tmp_path: Path, capsys: Capture) -> None:
+    """An image of a container has such times."""
+    write_labels(tmp_path / "0.tar", [0, 1])
+    os.utime(tmp_path / "0.tar", (0, 0))
+    for _ in range(2):
+        open_index(f"{tmp_path}/0.tar")
+    assert capsys.readouterr().err == ""
+
+
 # --- fingerprints ---
 
 

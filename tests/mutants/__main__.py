@@ -113,7 +113,7 @@ _fails_without: dict[str, bool] = {}
 
 
 def sound(tests: Iterable[str]) -> list[str]:
-    """Those of some tests that pass in the code as it is."""
+    """The tests among these that pass without a fault."""
     tests = list(tests)
     if new := [test for test in tests if test not in _fails_without]:
         with tree_with() as tree:

@@ -72,7 +72,7 @@ def test_one_ctrl_c_that_comes_twice_is_one() -> None:
 
 
 def _poll(world: World, number: int, rank: int) -> tuple[list[str], list[int]]:
-    """What it decides, and hears, in four steps."""
+    """The decisions of four polls, and the counts that they heard of."""
     with StopSignal(world) as stop:
         decisions, heard = [], []
         for step in range(4):

@@ -4,7 +4,7 @@ import argparse
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from trainyard.api import evaluation_recipe
 from trainyard.cli.options import (
@@ -193,7 +193,7 @@ def as_json(
             tree[f"{prefix}per_class"] = _classes(result, columns, num_classes)
         if num_confusions is not None:
             tree[f"{prefix}confusions"] = _confusions(result, columns, num_confusions)
-    return {key: finite(value) for key, value in tree.items()}
+    return cast(dict[str, Any], finite(tree))
 
 
 def _has_lists(result: "DataSetResult") -> bool:

@@ -32,10 +32,9 @@ class Outcome:
     """Evaluations without a better one, if the run has ended by run.patience."""
 
     def as_dict(self) -> dict[str, Any]:
-        """What JSON can hold: a loss that is not finite is None."""
-        reports = {"last": self.last, "best": self.best}
-        tree = {name: {k: finite(v) for k, v in one.items()} for name, one in reports.items()}
-        return asdict(self) | tree | {"stopped": self.stopped.__name__ if self.stopped else None}
+        """The result for JSON, in which a loss that is not finite is None."""
+        tree: dict[str, Any] = finite(asdict(self))
+        return tree | {"stopped": self.stopped.__name__ if self.stopped else None}
 
     def sentence(self) -> str:
         """The result in words; its values are those that decide which evaluation is the best."""

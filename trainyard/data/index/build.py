@@ -136,7 +136,7 @@ def _stamps_of(scan: Scan) -> Stamps:
 
 def _tell_untagged(location: str, watched: Stamps) -> None:
     """Print that a change of a file may be missed, at each opening of such a location."""
-    if not all(stamp is None or stamp[0] for stamp in watched.values()):
+    if any(stamp is not None and stamp[0] == "" for stamp in watched.values()):
         remark = "its server sends neither ETag nor Last-Modified: a change that keeps the size of "
         print_line(f"{location}: {remark}a file is missed")
 
