@@ -191,6 +191,23 @@ def test_one_that_fails_is_off_and_that_is_said_once(answers: threading.Event) -
     assert "https://host/api" in warnings[0] and "secret" not in warnings[0]
 
 
+def test_one_that_has_failed_is_closed_before_the_end(answers: threading.Event) -> None:
+    """A process that ended meanwhile printed a traceback of W&B's."""
+    warnings: list[str] = []
+
+    class Closing(Tracking):
+        def write(self, report: Report) -> None:
+            raise OSError("gone")
+
+    tracker = Closing(answers)
+    guarded = Guarded("fails", lambda: tracker, warnings.append)
+    while not warnings:
+        guarded.write(REPORT)
+    threading.Timer(0.2, answers.set).start()
+    guarded.close()
+    assert (len(warnings), tracker.is_closed) == (1, True)
+
+
 FAILING = """
 import os, signal, sys
 from pathlib import Path

@@ -230,10 +230,8 @@ def select_pixels(
             num_expected=count,
         )
     path = preparation.folder / f"{split}.records"
-    sizes = []
     with atomic_write(path) as file:
-        for pixels in images.pixels:
-            sizes.append(file.write(record_of_pixels(pixels)))
+        sizes = [file.write(record_of_pixels(pixels)) for pixels in images.pixels]
     stat = archive.stat()
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     offsets = [0, *np.cumsum(sizes)[:-1].tolist()]

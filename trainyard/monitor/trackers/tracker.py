@@ -125,9 +125,11 @@ class Guarded:
         """Waits for unsent data, for some minutes at most; not for a server that never answered."""
         self._check()
         self._jobs.put(None)
-        is_at_work = self._opened.is_set() and not self._is_off
-        if not self._ended.wait(_PATIENCE_S if is_at_work else 0) and not self._error:
-            told = f"unsent data after {_PATIENCE_S:.0f} seconds" if is_at_work else "no answer"
+        was_opened = self._opened.is_set()
+        # One that has failed may still be closing, and would fail again at the end of the process.
+        patience_s = (_START_S if self._is_off else _PATIENCE_S) if was_opened else 0
+        if not self._ended.wait(patience_s) and not self._error:
+            told = f"unsent data after {patience_s:.0f} seconds" if was_opened else "no answer"
             self._error = TimeoutError(told)
         self._check()
 
