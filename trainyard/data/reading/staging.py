@@ -189,12 +189,13 @@ class StagedShards:
         name, copy = self._source(file), self._copies[file]
         with closing(_open(name)) as source:
             indexed = self._index.stamps.get(self._index.file_names[file])
-            first = 0 if checksum is None else 1  # a checksum stands for the time alone
-            compared = slice(first, 2)
-            if indexed is not None and indexed[compared] != source.stamp[compared]:
+            compared = slice(checksum is not None, 2)  # a checksum stands for the time alone
+            if indexed and indexed[compared] != source.stamp[compared]:
                 raise DataError("data.changed-since-indexed", path=name)
             self._check_room(name, source.size)
             with sole_write(copy, source.size) as part:
+                if copy.exists():  # made while the source was opened
+                    raise BlockingIOError
                 part.truncate(source.size)  # so that its room counts as used
                 if _fetch(source, part, pool) != checksum and checksum is not None:
                     raise _Damaged
