@@ -3,7 +3,7 @@
 import os
 import shutil
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -63,8 +63,20 @@ def pytest_collection_finish() -> None:
             del os.environ[name]
 
 
+@pytest.fixture
+def _same_variables() -> Iterator[None]:
+    """Takes back what a test and the product have set: later tests start processes with it."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    os.environ.update(before)
+
+
 @pytest.fixture(autouse=True)
-def _real_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _real_start(
+    _same_variables: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if any(name in request.node.nodeid for name in zygote.REAL_STARTS):
         monkeypatch.setenv(zygote.REAL, "1")
 

@@ -31,7 +31,7 @@ def facts() -> dict[str, Any]:
         "shown_environment": sorted(_shown("environ")),
         "signals": [str(signal.getsignal(number)) for number in SIGNALS],
         "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
-        "descriptors": [number for number in range(200) if _is_open(number)],
+        "descriptors": [number for number in range(500) if _is_open(number)],
         "umask": mask,
         "limits": [resource.getrlimit(kind) for kind in limits],
         "cores": sorted(os.sched_getaffinity(0)),

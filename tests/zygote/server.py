@@ -37,7 +37,10 @@ _AT_IMPORT = (
     *("XDG_", "SSL_", "REQUESTS_", "WANDB_", "MPL", "FSSPEC_", "ARROW_", "PIL"),
 )
 _THREADS, _UNBUFFERED = "OMP_NUM_THREADS", "PYTHONUNBUFFERED"
-_READ_LATER = ("TORCHELASTIC_", "TORCH_NCCL_", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+_READ_LATER = (
+    *("TORCHELASTIC_", "TORCH_NCCL_", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"),
+    *("WANDB_SERVICE", "WANDB__"),
+)
 _HEEDED = (_THREADS, _UNBUFFERED, "PYTHONSAFEPATH", *_READ_LATER)
 
 _IMPORTED_LATER = (
@@ -138,6 +141,8 @@ def differs(asked: dict[str, Any], here: dict[str, Any]) -> str:
             default = added.get(name)
             if theirs.get(name, default) != BEFORE.get(name, default):
                 return told
+    if max(asked["descriptors"]) >= _SET_ASIDE:
+        return "descriptors"
     return "" if asked["limits"] == here["limits"] else "limits"
 
 

@@ -41,13 +41,17 @@ def real() -> str:
 
 def run(program: str, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [*options.pop("before", ()), program, *words]
+    changes = {
+        os.fsencode(name): os.fsencode(text) for name, text in options.pop("changes", {}).items()
+    }
+    options["env"] = os.environb | changes
     return subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False, **options
     )
 
 
 def with_environment(**changes: str) -> dict[str, Any]:
-    return {"env": os.environ | changes}
+    return {"changes": changes}
 
 
 def ignoring(number: int) -> Callable[[], object]:
@@ -59,7 +63,7 @@ CASES: dict[str, dict[str, Any]] = {
     "threads": with_environment(OMP_NUM_THREADS="1"),
     "devices": with_environment(CUDA_VISIBLE_DEVICES="3"),
     "own": with_environment(TRAINYARD_ANY="a b\nc", COLUMNS="40"),
-    "bytes": {"env": os.environb | {b"TRAINYARD_ANY": b"\xff"}},
+    "bytes": with_environment(TRAINYARD_ANY="\udcff"),
     "zone": with_environment(TZ="Asia/Tokyo"),
     "safe path": with_environment(PYTHONSAFEPATH="1", PYTHONPATH=str(ROOT)),
     "unbuffered": with_environment(PYTHONUNBUFFERED="1"),
