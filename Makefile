@@ -41,9 +41,9 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --durations 10
 test: check
 	$(PYTEST) -m "quick or not (slow or night)" --maxfail 10 --junit-xml build/tests/quick.xml
 
-# As CI runs them: the quick tier, then services, faults, browser, notebooks, in one session.
-test-all: check
-	$(PYTEST) -m "quick or not night" --maxfail 10 --dist worksteal --junit-xml build/tests/all.xml
+# As CI runs them: the quick tier, then services, faults, browser, notebooks.
+test-all: test
+	$(PYTEST) -m "slow and not (quick or night)" --dist loadfile --no-loadscope-reorder --junit-xml build/tests/slow.xml
 
 # What takes long and rarely finds anything, and more trials: before a release, and after work on
 # launchers, averagers, the watchdog, checkpoints or the C core. An hour.

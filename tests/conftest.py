@@ -3,12 +3,10 @@
 import os
 import shutil
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-
-from tests import tiers, zygote  # first, as it says what Python is called
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does, before torch
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -41,44 +39,9 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Has a zygote stand in for Python where many tests run: what starts it is no worker."""
-    if config.getoption("numprocesses", None) and not os.environ.keys() & {
-        zygote.REAL,
-        zygote.PROGRAM,
-    }:
-        config.add_cleanup(zygote.start())
-
-
-@pytest.hookimpl(trylast=True)  # those of other tiers are gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    num_parts = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    items[:] = tiers.in_parts(items, num_parts)
-
-
-def pytest_collection_finish() -> None:
-    """Takes back what imports of scikit-learn and OpenCV have set for processes to come."""
-    for name in os.environ.keys() - zygote.ENVIRONMENT:
-        if name.startswith(("KMP_", "LD_LIBRARY_PATH")):
-            del os.environ[name]
-
-
-@pytest.fixture
-def _same_variables() -> Iterator[None]:
-    """Takes back what a test and the product have set: later tests start processes with it."""
-    before = dict(os.environ)
-    yield
-    for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
-        del os.environ[name]
-    os.environ.update(before)
-
-
-@pytest.fixture(autouse=True)
-def _real_start(
-    _same_variables: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if any(name in request.node.nodeid for name in zygote.REAL_STARTS):
-        monkeypatch.setenv(zygote.REAL, "1")
+    """Puts the longest files first, so that no process waits at the end."""
+    items.sort(key=lambda item: "services" not in item.path.parts)
 
 
 @pytest.fixture(scope="session")

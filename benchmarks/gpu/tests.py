@@ -42,7 +42,6 @@ def measure(findings: Findings, dry: bool) -> None:
     processes = 2 if dry else min(6, len(os.sched_getaffinity(0)) // 2)
     files = _FILES if dry else [*_FILES, *_NEED_A_GPU]
     options = [*_OPTIONS, "--numprocesses", str(processes)]
-    os.environ["TRAINYARD_TESTS_REAL"] = "1"  # tests/zygote has never been beside a GPU
     sys.stdout.flush()
     code = pytest.main([*files, *options], plugins=[_Log(findings)])
     if code:

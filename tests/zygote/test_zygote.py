@@ -15,7 +15,7 @@ import pytest
 from tests import zygote
 from tests.test_cli_signals import wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.night
 
 ROOT = Path(__file__).parents[2]
 FACTS = ("-m", "tests.zygote.facts")
