@@ -3,6 +3,8 @@
 A start then takes a fifth of the CPU time. `sys.executable` is a program that asks that process for
 a copy of itself; launchers, hosts and jobs take it from there. What starts otherwise than by
 `-m trainyard`, or under conditions that a copy cannot have, starts for real.
+
+It is switched off: `start` is called by its own tests alone, and nothing reads `REAL_STARTS`.
 """
 
 import os
@@ -23,6 +25,8 @@ REAL_STARTS = (
     "test_nothing_is_left_of_train",
     "test_a_run_goes_on_after_a_rank_was_killed",
     "test_ctrl_z_stops_the_ranks_too",
+    "test_nothing_survives_an_early_end",  # looks for children of the client
+    "test_a_run_whose_directory_was_renamed",  # stops the client: nobody can pass that on
     "test_a_pod_that_was_moved_goes_on",
     "test_ssh.py::test_losses_are_those_of_local",
     "test_slurm.py::test_same_losses_as_local",

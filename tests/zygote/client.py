@@ -29,7 +29,7 @@ _LIMITS = sorted(
 
 
 def conditions() -> "dict[str, Any]":
-    """What a process has of the one that starts it, besides variables and descriptors."""
+    """This process inherited these from its parent, as it did variables and descriptors."""
     mask = os.umask(0)
     os.umask(mask)
     ignored = [

@@ -131,7 +131,7 @@ def _received(peer: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def differs(asked: dict[str, Any], here: dict[str, Any]) -> str:
-    """What a copy cannot have as a real start would have it; empty if nothing."""
+    """The first condition of a start that a copy cannot have; empty if it can have all."""
     if asked["of_machine"] != here["of_machine"]:
         return "its user or its machine"
     theirs, added = asked["environment"], here["added"]
@@ -147,7 +147,7 @@ def differs(asked: dict[str, Any], here: dict[str, Any]) -> str:
 
 
 def become(asked: dict[str, Any], given: list[int], here: dict[str, Any]) -> NoReturn:
-    """What a start is given, taken on by this process; then what a start does."""
+    """This process takes on the conditions of a start, and then runs the module."""
     os.setsid()
     _take_descriptors(asked["descriptors"], given)
     os.umask(asked["umask"])
@@ -193,7 +193,7 @@ def _folder() -> str:
 
 
 def _end(code: Any) -> NoReturn:
-    """What the end of Python does, but for freeing each module, which here takes a second."""
+    """This process ends as Python does, without freeing modules: that would take a second."""
     if not (code is None or isinstance(code, int)):
         print(code, file=sys.stderr)
         code = 1

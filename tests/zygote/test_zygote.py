@@ -169,7 +169,7 @@ def started(process: "subprocess.Popen[str]") -> int:
 
 
 def test_two_copies_draw_other_random_numbers(copied: str) -> None:
-    """Of Python's own generator and NumPy's, which are seeded when they are imported."""
+    """Python and NumPy seed their generators at import, once for all copies."""
     lines = [run(copied, *FACTS, "draw").stdout.splitlines()[1] for _ in range(2)]
     ours, theirs = (line.split() for line in lines)
     assert not set(ours) & set(theirs)
