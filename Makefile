@@ -41,9 +41,9 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --durations 10
 test: check
 	$(PYTEST) -m "quick or not (slow or night)" --maxfail 10 --junit-xml build/tests/quick.xml
 
-# As CI runs them: the quick tier, then services, faults, browser, notebooks.
-test-all: test
-	$(PYTEST) -m "slow and not (quick or night)" --dist loadfile --no-loadscope-reorder --junit-xml build/tests/slow.xml
+# As CI runs them: the quick tier, then services, faults, browser, notebooks, in one session.
+test-all: check
+	$(PYTEST) -m "quick or not night" --maxfail 10 --dist worksteal --junit-xml build/tests/all.xml
 
 # What takes long and rarely finds anything, and more trials: before a release, and after work on
 # launchers, averagers, the watchdog, checkpoints or the C core. An hour.
@@ -52,9 +52,10 @@ test-night: .venv/.dev
 	TRIAL_FLIPS=80 TRIAL_SIGNALS=60 TRIAL_FUZZ=200000 \
 		$(PYTEST) tests/trials --timeout 0 -s
 
-# This code beside the second edition, to the last bit: tests/twins. ROWS is parts of rows' names.
+# This code beside that of another commit, to the last bit: tests/twins. ROWS is parts of rows' names.
+BASE ?= $(shell git rev-parse --quiet --verify origin/main || echo main)
 twins: .venv/.dev
-	$(BIN)/python -m tests.twins $(ROWS)
+	$(BIN)/python -m tests.twins --base $(BASE) $(ROWS)
 
 check: .venv/.dev
 	$(BIN)/ruff check .

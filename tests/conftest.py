@@ -3,10 +3,12 @@
 import os
 import shutil
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests import tiers
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does, before torch
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -39,9 +41,20 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
+@pytest.hookimpl(trylast=True)  # those of other tiers are gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the longest files first, so that no process waits at the end."""
-    items.sort(key=lambda item: "services" not in item.path.parts)
+    num_parts = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    items[:] = tiers.in_parts(items, num_parts)
+
+
+@pytest.fixture(autouse=True)
+def _same_variables() -> Iterator[None]:
+    """Takes back what a test and the product have set: later tests start processes with it."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")
