@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.twins.editions import differences
+from tests.twins.__main__ import differences
 
 ROW = {"reports": {"train 4": {"loss": 1.25, "lrs": [0.1, 0.2]}}, "output": "a"}
 
