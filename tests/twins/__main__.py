@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 from safetensors.numpy import load_file
+from tfrecord.writer import TFRecordWriter
 
 from tests.twins.prints import digest
 
@@ -82,7 +83,7 @@ _FORMATS = {
     "packed": "packed/imagenet-train-{000000..000003}.packed",
     "Parquet": "parquet/data/train-*.parquet",
 }
-_PACKED = ("webdataset", "tfrecord", "hdf5", "packed", "parquet")
+_PACKED = ("webdataset", "hdf5", "packed", "parquet")
 _OF_A_RUN = {
     "evaluate": "evaluate run --per-class 3 --confusions 3; "
     "evaluate run --data ../data/three/val --flip",
@@ -136,7 +137,7 @@ def rows() -> dict[str, Row]:
             f"batches: {name}": Row([["prints.py", f"../data/{location}"]])
             for name, location in _FORMATS.items()
         },
-        **{name: Row(_commands(line)) for name, line in _PRINTS.items()},
+        **{name: Row([*_commands(line)]) for name, line in _PRINTS.items()},
     }
 
 
@@ -174,7 +175,7 @@ class Code(NamedTuple):
         done = subprocess.run(capture_output=True, text=True, **self._start(words, folder))
         if done.returncode:
             raise ValueError(f"{self.name}: {shlex.join(words)}: {done.stderr.strip()[-300:]}")
-        return done.stdout
+        return str(done.stdout)
 
     def _start(self, words: list[str], folder: Path) -> dict[str, Any]:
         own = [str(Path(__file__).with_name(words[0]))] if words[0].endswith(".py") else []
@@ -256,12 +257,19 @@ def make_data(code: Code, folder: Path) -> None:
     for name in _PACKED:
         words = ("--format", name, "--shard-samples", "400", "--workers", "2")
         code.printed(["data", "pack", "digits", name, *words], folder)
+    (folder / "tfrecord/train").mkdir(parents=True)
+    records = TFRecordWriter(str(folder / "tfrecord/train/train-00000-of-00001"))
     rng = np.random.default_rng(0)
     lines: dict[str, list[str]] = {"train": ["path,labels"], "val": ["path,labels"]}
     for path in sorted(folder.glob("digits/*/*/*.png")):
         split, label, number = path.parts[-3], path.parts[-2], int(path.stem)
         kind = "odd" if int(label) % 2 else "even"
         lines[split].append(f"images/{split}/{label}/{path.name},{label}|{kind}")
+        if split == "train":
+            labels = (int(label) + 1, "int")
+            records.write(
+                {"image/encoded": (path.read_bytes(), "byte"), "image/class/label": labels}
+            )
         grey = np.asarray(Image.open(path))
         target = folder / f"arrays/{split}/{label}/{path.stem}.npy"
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -274,6 +282,7 @@ def make_data(code: Code, folder: Path) -> None:
             target = folder / f"three/{split}/{label}/{path.name}"
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
+    records.close()
     shutil.copytree(folder / "digits", folder / "lists/images")
     for split, texts in lines.items():
         (folder / f"lists/{split}.csv").write_text("\n".join([*texts, ""]))
@@ -320,10 +329,10 @@ def main(base: str, parts: list[str]) -> int:
     def compare(number: int, name: str) -> list[str]:
         row, folder = rows()[name], f"{number:02}"
         try:
-            outcomes = [code.outcome(row, BUILD / code.name / folder) for code in (before, now)]
+            one, other = (code.outcome(row, BUILD / code.name / folder) for code in (before, now))
         except ValueError as error:
             return [str(error)]
-        return list(differences(*outcomes))
+        return list(differences(one, other))
 
     num_different = 0
     with ThreadPoolExecutor(2) as pool:
