@@ -228,15 +228,24 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> Non
 
 
 def optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
-    """The state of an optimizer, its kind and the names of its parameters, for `put_optimizer`."""
-    names = list(_parameters(optimizer, model))
-    return {"kind": type(optimizer).__name__, "names": names, **optimizer.state_dict()}
+    """The kind of an optimizer, and its state by names of parameters, for `put_optimizer`."""
+    own = _by_name(optimizer.state_dict(), [*_parameters(optimizer, model)])
+    return {"kind": type(optimizer).__name__, **own}
 
 
 def _parameters(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters of an optimizer by name, in the order of its groups."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     return {names[p]: p for group in optimizer.param_groups for p in group["params"]}
+
+
+def _by_name(state: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The state of an optimizer with names for torch's numbers, which count through its groups."""
+    groups = state["param_groups"]
+    return {
+        "state": {names[number]: moments for number, moments in state["state"].items()},
+        "param_groups": [g | {"params": [names[number] for number in g["params"]]} for g in groups],
+    }
 
 
 def put_optimizer(
@@ -251,47 +260,36 @@ def put_optimizer(
         raise CheckpointError(
             "checkpoint.other-optimizer", path=path, found=saved["kind"], wanted=kind
         )
-    own, parameters = optimizer.state_dict(), _parameters(optimizer, model)
-    numbers = _saved_numbers(saved, own["param_groups"], list(parameters), path)
-    moments = [saved["state"].get(number, {}) for number in numbers]
-    _check_shapes(moments, parameters, path)
-    group_of = {number: group for group in saved["param_groups"] for number in group["params"]}
+    parameters = _parameters(optimizer, model)
+    own = _by_name(optimizer.state_dict(), [*parameters])
+    if isinstance(saved["param_groups"][0]["params"][0], int):  # until 0.2.0 without names
+        sizes, wanted = ([len(g["params"]) for g in of["param_groups"]] for of in (saved, own))
+        if "names" not in saved and sizes != wanted:
+            raise _does_not_fit(path, "its groups of parameters have other sizes")
+        saved = _by_name(saved, saved.get("names", [*parameters]))
+    group_of = {name: group for group in saved["param_groups"] for name in group["params"]}
+    for name in sorted(group_of.keys() ^ parameters.keys()):
+        reason = "the recipe does not train" if name in group_of else "its run did not train"
+        raise _does_not_fit(path, f"{reason} {name}")
+    _check_shapes(saved["state"], parameters, path)
     for group in own["param_groups"]:
-        group |= _counts(group, [group_of[numbers[n]] for n in group["params"]], path)
+        group |= _counts(group, [group_of[name] for name in group["params"]], path)
     own["state"] = {
-        number: {key: _moment(value, parameter) for key, value in moments[number].items()}
-        for number, parameter in enumerate(parameters.values())
-        if moments[number]
+        name: {key: _moment(value, parameters[name]) for key, value in moments.items()}
+        for name, moments in saved["state"].items()
     }
     optimizer.load_state_dict(own)
 
 
-def _saved_numbers(
-    saved: dict[str, Any], groups: list[dict[str, Any]], names: list[str], path: Path
-) -> list[int]:
-    """The numbers of parameters in a saved state; by position if it has no names, as of 0.2.0."""
-    numbers = [number for group in saved["param_groups"] for number in group["params"]]
-    if "names" not in saved:
-        found, wanted = ([len(g["params"]) for g in of] for of in (saved["param_groups"], groups))
-        if found != wanted:
-            raise _does_not_fit(path, "its groups of parameters have other sizes")
-        return numbers
-    by_name = dict(zip(saved["names"], numbers, strict=True))
-    for name in sorted(by_name.keys() ^ {*names}):
-        reason = "the recipe does not train" if name in by_name else "its run did not train"
-        raise _does_not_fit(path, f"{reason} {name}")
-    return [by_name[name] for name in names]
-
-
 def _check_shapes(
-    moments: Sequence[Mapping[str, Any]], parameters: Mapping[str, nn.Parameter], path: Path
+    state: Mapping[str, Mapping[str, Any]], parameters: Mapping[str, nn.Parameter], path: Path
 ) -> None:
     """CheckpointError for a moment of another shape: a fused kernel would write past its end."""
-    entries = [(key, value) for of in moments for key, value in of.items()]
+    entries = [(key, value) for of in state.values() for key, value in of.items()]
     scalars = {key for key, _ in entries} - {k for k, v in entries if getattr(v, "ndim", 0)}
-    for (name, parameter), own in zip(parameters.items(), moments, strict=True):
-        for key, value in own.items():
-            if key not in scalars and not _fits(key, value.shape, parameter.shape):
+    for name, moments in state.items():
+        for key, value in moments.items():
+            if key not in scalars and not _fits(key, value.shape, parameters[name].shape):
                 shape = " x ".join(map(str, value.shape))
                 raise _does_not_fit(path, f"its {key} of {name} has the shape {shape}")
 
