@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.__main__ import command
-from trainyard.training.step import StepStats, TrainStep
+from trainyard.monitor.meters import StepStats
+from trainyard.training.step import TrainStep
 
 
 def note_steps() -> None:

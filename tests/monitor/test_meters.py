@@ -1,27 +1,16 @@
 """Means and rates over a stretch of training."""
 
 import json
-from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.spawn import spawn
 from trainyard.monitor.clock import Clock
-from trainyard.monitor.meters import Meter
+from trainyard.monitor.meters import Meter, StepStats
 from trainyard.world import World
 
 CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Stats:
-    loss_sum: Tensor
-    correct: Tensor
-    count: Tensor
-    grad_norm: Tensor
-    skipped: Tensor
 
 
 def stats(
@@ -31,10 +20,10 @@ def stats(
     grad_norm: float = 0,
     *,
     skipped: bool = False,
-) -> Stats:
+) -> StepStats:
     sums = torch.tensor([loss_sum, correct, count], dtype=torch.float32)
     norm = torch.tensor(float(grad_norm))
-    return Stats(sums[0], sums[1], sums[2], norm, torch.tensor(float(skipped)))
+    return StepStats(sums[0], sums[1], sums[2], norm, torch.tensor(float(skipped)))
 
 
 def test_means_and_rates(now: list[float]) -> None:

@@ -1,7 +1,8 @@
 """Means over an interval of training, reduced over ranks when reported."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,20 +12,16 @@ from trainyard.monitor.devices import Gauge
 from trainyard.world import World, total
 
 
-class Stats(Protocol):
-    """Sums of one step, on the device."""
+@dataclass(frozen=True)
+class StepStats:
+    """Sums over a rank's samples, on the device: reading one waits for the device."""
 
     # [K], one of each virtual rank that this rank works for, or []
-    @property
-    def loss_sum(self) -> Tensor: ...
-    @property
-    def correct(self) -> Tensor: ...
-    @property
-    def count(self) -> Tensor: ...
-    @property
-    def grad_norm(self) -> Tensor: ...
-    @property
-    def skipped(self) -> Tensor: ...
+    loss_sum: Tensor
+    correct: Tensor
+    count: Tensor
+    grad_norm: Tensor  # of the whole gradient, before clipping
+    skipped: Tensor  # 1 if the update was skipped because a gradient was not finite, else 0
 
 
 class Meter:
@@ -52,7 +49,7 @@ class Meter:
         self._grad_norm = torch.zeros((), device=device)
         self._reset()
 
-    def add(self, stats: Stats, capacity: float = 0.0) -> None:
+    def add(self, stats: StepStats, capacity: float = 0.0) -> None:
         """`capacity`: images/s that the loader could make, by the batch; 0 if unknown."""
         # A step without an update counts as skipped and not in the means: its loss may be NaN.
         good = 1 - stats.skipped

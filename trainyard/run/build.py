@@ -41,12 +41,12 @@ from trainyard.model.execution import (
 )
 from trainyard.model.freeze import freeze, freeze_statistics
 from trainyard.monitor.progress import counter
-from trainyard.monitor.reports import Reporter
 from trainyard.optim.groups import classifier_parameters, set_group_rates
 from trainyard.optim.schedules import Rates, Schedule, build_schedule
 from trainyard.own_code import announce, is_own
 from trainyard.printable import print_line
 from trainyard.run.labels import has_lists
+from trainyard.run.metrics import Reporter
 from trainyard.training import checkpoint
 from trainyard.training.bn_statistics import batch_norms, estimate_statistics
 from trainyard.training.buffers import Buffers

@@ -1,6 +1,7 @@
-"""Measurements of a run: FLOPs per image, its bottleneck, and bad samples."""
+"""Measurements of a run: reports with their step, FLOPs per image, its bottleneck, bad samples."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -10,9 +11,40 @@ from trainyard.data.open_datasets import Datasets
 from trainyard.files import RunDirectory
 from trainyard.model.flops import forward_flops
 from trainyard.monitor.bounds import Bounds
+from trainyard.monitor.eta import Eta
 from trainyard.monitor.quarantine import Quarantine
-from trainyard.monitor.reports import Report, Reporter
+from trainyard.monitor.reports import Report
+from trainyard.training.checkpoint import TrainState
 from trainyard.world import World, together
+
+
+@dataclass(frozen=True)
+class Reporter:
+    """Adds the common fields to reports and passes them on."""
+
+    write: Callable[[Report], None]
+    state: TrainState
+    course: Course
+    count_bad: Callable[[], int]
+    """Number of unreadable training samples."""
+    eta: Eta
+
+    def __call__(self, report: Report) -> None:
+        more: Report = {}
+        if report["kind"] == "train":
+            more = {"bad": self.count_bad(), **self.eta.after(self.state.step, self.state.clock)}
+        self.write(report | self.when() | more)
+
+    def warn(self, event: str, message: str) -> None:
+        self({"kind": "event", "event": event, "level": "warning", "message": message})
+
+    def when(self) -> Report:
+        step, stream = self.state.step, self.state.stream
+        epoch, samples = self.course.epoch(step), self.course.samples(step)
+        if "past" in stream:  # steps of a stream have fewer samples than the batch; see JoinState
+            samples = stream["past"] + stream["seen"]
+            epoch = len(stream["ends"]) + min(stream["seen"] / self.course.epoch_samples, 1.0)
+        return {"step": step, "epoch": epoch, "samples": samples, "time": self.state.clock.total}
 
 
 def ideal_seconds(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,6 +19,8 @@ from trainyard.compare import ROUNDING, differences
 from trainyard.config import RunConfig, load_recipe, to_toml
 from trainyard.course import Course
 from trainyard.data._native import is_built
+from trainyard.data.device.feed import TrainingFeed
+from trainyard.data.device.join import JoinFeed
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.errors import CheckpointError, DataError, DivergedError
 from trainyard.files import (
@@ -321,15 +323,11 @@ def _warning(event: str, message: str) -> dict[str, Any]:
     return {"kind": "event", "event": event, "level": "warning", "message": message}
 
 
-class Seekable(Protocol):
-    def seek(self, step: int, skipped: int) -> None: ...
-
-
 def roll_back(
     folder: RunDirectory,
     state: TrainState,
     *,
-    feed: Seekable,
+    feed: TrainingFeed | JoinFeed,
     course: Course,
     most: int,
     world: World,

@@ -23,7 +23,7 @@ from trainyard.monitor.history import ENDED_EARLY, FAILED, PROBE, score
 from trainyard.monitor.meters import Meter
 from trainyard.monitor.outcome import Outcome, without_better
 from trainyard.monitor.profiler import profiling
-from trainyard.monitor.reports import JsonLinesSink, Report, Reporter
+from trainyard.monitor.reports import JsonLinesSink, Report
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.run.build import (
     build_ema,
@@ -38,7 +38,7 @@ from trainyard.run.evaluation import predict
 from trainyard.run.head import head
 from trainyard.run.labels import has_lists, labels_of
 from trainyard.run.loggers import Loggers, open_loggers
-from trainyard.run.metrics import ideal_seconds, open_quarantine, with_bounds
+from trainyard.run.metrics import Reporter, ideal_seconds, open_quarantine, with_bounds
 from trainyard.run.parts import Parts, build_parts
 from trainyard.run.resume import claim_directory, conditions, resume, roll_back, startup_facts
 from trainyard.training.averages import prefix_of, with_best_average

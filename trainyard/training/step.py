@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from trainyard.averaging.base import Averager
 from trainyard.errors import RecipeError
+from trainyard.monitor.meters import StepStats
 from trainyard.training.buffers import Buffers
 from trainyard.training.precision import autocast
 from trainyard.training.update import Update
@@ -63,17 +64,6 @@ _SHORTAGES = (
     "could not create a primitive",  # may have other causes, so the message is shown
     "could not execute a primitive",
 )
-
-
-@dataclass(frozen=True)
-class StepStats:
-    """Sums over a rank's samples, on the device: reading one waits for the device."""
-
-    loss_sum: Tensor
-    correct: Tensor
-    count: Tensor
-    grad_norm: Tensor  # of the whole gradient, before clipping
-    skipped: Tensor  # 1 if the update was skipped because a gradient was not finite, else 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,14 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any, Protocol
+from typing import Any
+
+import torch
+from torch import distributed as dist
 
 from trainyard.errors import STOPS, NotSaved, Requeued, Stopped
 from trainyard.parent import put_back_handlers
+from trainyard.training.saver import Saver
 from trainyard.world import World, new_group
 
 # The request of each signal; if ranks differ, the higher number wins.
@@ -22,16 +26,6 @@ _OVERDUE = signal.SIGALRM  # of the timer that counts the seconds that a stop wa
 _REASONS: dict[int, type[Stopped]] = {_REQUEUE: Requeued, _STOP: Stopped}
 
 
-class Saving(Protocol):
-    """An asynchronous writer of checkpoints."""
-
-    @property
-    def has_failed(self) -> bool: ...
-    @property
-    def is_overdue(self) -> bool: ...
-    def wait(self) -> None: ...
-
-
 class StopSignal:
     """While entered, signals no longer kill: they are recorded, and `poll` agrees on them.
 
@@ -39,7 +33,7 @@ class StopSignal:
     """
 
     def __init__(
-        self, world: World, lag: int = 1, saver: Saving | None = None, *, data_s: float = 10.0
+        self, world: World, lag: int = 1, saver: Saver | None = None, *, data_s: float = 10.0
     ) -> None:
         """A signal takes effect `lag` steps later; ranks may drift apart by as many steps.
 
@@ -111,9 +105,6 @@ class StopSignal:
             own[1:3] = [self._saver.has_failed, self._saver.is_overdue]
         if self._world.size == 1:
             return own
-        import torch
-        import torch.distributed as dist
-
         decided = [0, 0, 0, -1]
         if len(self._pending) == self._lag:
             work, flags = self._pending.popleft()

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from trainyard.averaging.virtual_ranks import VirtualRanks, turns
 from trainyard.errors import RecipeError
+from trainyard.monitor.meters import StepStats
 from trainyard.training.step import (
     Batch,
     Divisor,
     MicroBatch,
-    StepStats,
     TrainStep,
     num_parts,
     shortage_named,
