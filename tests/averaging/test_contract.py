@@ -82,7 +82,7 @@ class Process:
         averager = build_averager(config, world, CPU)
         self.ema = Ema(self.model, {"ema": 0.5}, warmup=False, cpu=False)
         self.step: Any = make_step(self.model, averager, world, update_ema=self.ema.update)
-        averager.register_ema(self.ema.modules["ema"])
+        averager.register_emas(self.ema.modules)
         optimizer = self.step.update._optimizer
         # A scale that grows: each replica has its own.
         self.scale = DynamicLossScale(CPU, 2.0**averager.replica.number, interval=3)

@@ -95,13 +95,14 @@ def test_nothing_leaves_the_device_of_the_model(
         averager = build_averager(recipe, world, META)
         ema = Ema(model, {"ema": 0.5}, warmup=False, cpu=ema_cpu)
         step: Any = make_step(model, averager, world, update_ema=ema.update)
-        averager.register_ema(ema.modules["ema"])
+        averager.register_emas(ema.modules)
         state = build_state(model, step.update._optimizer, averager, emas=ema.modules)
         for number in range(7):
             step(batch, number, None)
         with averager.consensus():
             taken = contents(state, world, HostCopies())
-        averager.load_state_dict(averager.state_dict())
+            saved = averager.state_dict()
+        averager.load_state_dict(saved)
         for number in range(7, 10):
             step(batch, number, None)
     assert {tensor.device for tensor in model.state_dict().values()} == {META}

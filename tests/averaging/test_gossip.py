@@ -1,5 +1,6 @@
 """Gossip in whole steps, what it sends, and what it refuses; its rule is in test_rules.py."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,12 +21,21 @@ from tests.averaging.test_rules import (
 )
 from tests.errors import raises
 from tests.spawn import spawn
-from tests.steps import CPU, Case, build_update, make_step, plain_batch
+from tests.steps import (
+    CPU,
+    Case,
+    build_state,
+    build_update,
+    make_step,
+    plain_batch,
+    save_checkpoint,
+)
 from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.flat import split_into_buckets
 from trainyard.averaging.gossip import Gossip, check_bf16_groups
 from trainyard.averaging.topology import rounds
 from trainyard.errors import TrainyardError
+from trainyard.training.checkpoint import TrainState, load_checkpoint
 from trainyard.training.config import LossConfig
 from trainyard.training.losses import build_loss
 from trainyard.training.update import DynamicLossScale, LossScale, clip_by_norm
@@ -170,6 +180,43 @@ def test_what_is_sent() -> None:
         assert sent == [in_round[0] + in_round[1], *in_round[2:]]
         assert kept
         np.testing.assert_allclose(weights, ranks[0][2], rtol=1e-6, atol=1e-7)
+
+
+# --- moving averages ---
+
+
+def with_averages(world: World, *names: str) -> TrainState:
+    """A model and its moving averages, each of other weights on each rank."""
+    torch.manual_seed(world.rank)
+    model = nn.Linear(3, 2)
+    averager = Gossip(AverageConfig(name="gossip", topology="ring"), world)
+    averager.wrap(model)
+    emas: dict[str, nn.Module] = {name: nn.Linear(3, 2) for name in names}
+    averager.register_emas(emas)
+    return build_state(model, torch.optim.SGD(model.parameters(), 0.1), averager, emas=emas)
+
+
+def go_on_with_fewer_averages(world: World, folder: Path, is_list: bool) -> list[bool]:
+    """Whether each moving average is the replica's own again, after the first of three has gone."""
+    torch.set_num_threads(1)
+    saved = with_averages(world, "ema-0.5", "ema-0.9", "ema-0.99")
+    with saved.averager.consensus():
+        path = save_checkpoint(saved, folder, world=world)
+    if is_list:
+        file = path / "replicas" / f"{world.rank:05d}.pt"
+        replica = torch.load(file)
+        replica["averager"]["own"] = [*replica["averager"]["own"].values()]
+        torch.save(replica, file)
+    resumed = with_averages(world, "ema-0.9", "ema-0.99")
+    load_checkpoint(resumed, path)
+    assert not np.array_equal(flat(resumed.model), flat(resumed.emas["ema-0.9"]))
+    return [np.array_equal(flat(resumed.emas[n]), flat(saved.emas[n])) for n in resumed.emas]
+
+
+@pytest.mark.parametrize("is_list", [False, True], ids=["by name", "as 0.2.0 wrote it"])
+def test_moving_averages_go_to_those_of_their_names(is_list: bool, tmp_path: Path) -> None:
+    """By position each got the one before it, whose decay was another."""
+    assert spawn(go_on_with_fewer_averages, 2, tmp_path, is_list) == [[True, True]] * 2
 
 
 # --- what cannot be ---

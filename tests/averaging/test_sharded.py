@@ -85,7 +85,7 @@ def model_of(name: str) -> nn.Module:
 def step_of(model: nn.Module, averager: Averager, ema: Ema, case: Case, world: World) -> TrainStep:
     taken = Steps(micro=case.micro, autocast=case.autocast)
     step = make_step(model, averager, world, case=taken, update_ema=ema.update)
-    averager.register_ema(ema.modules["ema"])
+    averager.register_emas(ema.modules)
     # In single precision the update of Adam-like optimizers depends on the order of sums where a
     # gradient all but vanishes.
     keys = {"name": case.optimizer, "lr": 0.05} | ({} if case.optimizer == "sgd" else {"eps": 1e-3})

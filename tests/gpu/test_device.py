@@ -68,7 +68,7 @@ class Parts:
         ema = Ema(self.model, {"ema": 0.9}, warmup=False, cpu=False)
         course = build_run_course(config, 1000)
         wrapped = averager.wrap(self.model)
-        averager.register_ema(ema.modules["ema"])
+        averager.register_emas(ema.modules)
         self.rates: Rates = build_run_schedule(config, course)(50)
         self.state = TrainState(
             model=self.model,

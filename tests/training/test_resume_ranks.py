@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.command_line import Capture, newest, shown
 from tests.cuts import CUTS, SIGNALS, Killed, cut, kill
@@ -40,6 +39,7 @@ from trainyard.config import RunConfig, load_recipe
 from trainyard.data.index.merge import open_merged
 from trainyard.data.order import training_plan
 from trainyard.errors import PeerError
+from trainyard.training.checkpoint import load_weights
 from trainyard.training.step import TrainStep
 from trainyard.world import World
 
@@ -191,9 +191,9 @@ def test_what_is_evaluated_exported_and_best_is_the_mean(
     folder = wholes[way]
     states = replicas_of(newest(folder))
     assert bool(states) == (way in DIFFER)
-    for number, name in enumerate(("model", "ema") if states else ()):
-        replicas = [state["own"][number] for state in states]
-        for key, mean in load_file(newest(folder) / f"{name}.safetensors").items():
+    for name in ("", "ema") if states else ():
+        replicas = [state["own"][name] for state in states]
+        for key, mean in load_weights(newest(folder), name).items():
             if mean.is_floating_point():
                 own = torch.stack([replica[key] for replica in replicas])
                 torch.testing.assert_close(mean, own.mean(0))

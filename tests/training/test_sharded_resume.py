@@ -51,8 +51,7 @@ def state_of(world: World, optimizer: str) -> TrainState:
     averager = kind(AverageConfig(), world, *([CPU] if kind is Sharded else []))
     ema = Ema(model, {"ema-0.5": 0.5, "ema-0.9": 0.9}, warmup=False, cpu=False)
     averager.wrap(model)
-    for module in ema.modules.values():
-        averager.register_ema(module)
+    averager.register_emas(ema.modules)
     config = OptimConfig(name=optimizer, lr=0.01)
     return build_state(
         model, build_optimizer(model, config), averager, emas=ema.modules, classes=["a", "b", "c"]

@@ -1,6 +1,6 @@
 """The interface of averagers. The training loop does not know which averager it runs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -30,8 +30,8 @@ class Averager(Protocol):
     def wrap(self, model: nn.Module) -> nn.Module:
         """Returns the module to call in training. All replicas start with the same weights."""
 
-    def register_ema(self, module: nn.Module) -> None:
-        """Registers the moving average of the weights: `consensus` averages it too."""
+    def register_emas(self, emas: Mapping[str, nn.Module]) -> None:
+        """Registers the moving averages of the weights by name: `consensus` averages them too."""
 
     def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
         """Returns the divisor of a replica's summed loss, given the total weight of its samples.
@@ -82,8 +82,8 @@ class EqualReplicas:
 
     replica = Replica()
 
-    def register_ema(self, module: nn.Module) -> None:
-        """An average of equal models is equal on all ranks."""
+    def register_emas(self, emas: Mapping[str, nn.Module]) -> None:
+        """Averages of equal models are equal on all ranks."""
 
     def consensus(self) -> AbstractContextManager[None]:
         return nullcontext()

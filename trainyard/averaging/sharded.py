@@ -1,6 +1,6 @@
 """Sharded: all-reduce for models that do not fit; each rank keeps a part (torch's FSDP2)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,14 +44,15 @@ class Sharded(EqualReplicas):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Moves the model to the device block by block, where it is never whole; returns it."""
-        self.register_ema(model)
+        self.register_emas({"": model})
         self._statistics.add(model)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         return model
 
-    def register_ema(self, module: nn.Module) -> None:
-        _shard(module, self._device, self._precision)
-        self._modules.append(module)
+    def register_emas(self, emas: Mapping[str, nn.Module]) -> None:
+        for module in emas.values():
+            _shard(module, self._device, self._precision)
+            self._modules.append(module)
 
     def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
         """The weight of the global batch over the number of ranks: FSDP takes their mean."""

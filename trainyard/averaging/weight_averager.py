@@ -1,7 +1,7 @@
 """The common base of averagers that average weights: each rank is a replica of its own."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -28,13 +28,13 @@ class WeightAverager(ABC):
     def __init__(self, world: World) -> None:
         self.replica = Replica(world.rank, world.size)
         self._world = world
-        self._modules: list[nn.Module] = []  # the model, then its moving averages
-        self._own: list[dict[str, Any]] = []  # inside `consensus`: each module's own state
+        self._modules: dict[str, nn.Module] = {}  # "" is the model, others its moving averages
+        self._own: dict[str, dict[str, Any]] = {}  # inside `consensus`: each module's own state
         self._distance = 0.0
 
     def wrap(self, model: nn.Module) -> nn.Module:
         _broadcast(model)
-        self._modules.append(model)
+        self._modules[""] = model
         self._prepare([parameter for parameter in model.parameters() if parameter.requires_grad])
         return model
 
@@ -42,8 +42,8 @@ class WeightAverager(ABC):
     def _prepare(self, parameters: list[nn.Parameter]) -> None:
         """Allocates what the exchange of these parameters needs."""
 
-    def register_ema(self, module: nn.Module) -> None:
-        self._modules.append(module)
+    def register_emas(self, emas: Mapping[str, nn.Module]) -> None:
+        self._modules |= emas
 
     def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
         """The weight of the replica's own samples."""
@@ -56,13 +56,13 @@ class WeightAverager(ABC):
     @contextmanager
     def consensus(self) -> Iterator[None]:
         """Afterwards each replica's own state returns bit by bit."""
-        self._own = [_copy(module) for module in self._modules]
+        self._own = {name: _copy(module) for name, module in self._modules.items()}
         try:
             self._apply_mean()
             yield
         finally:
             self._load_own(self._own)
-            self._own = []
+            self._own = {}
 
     def all_reduce_max(self, value: Tensor) -> Tensor:
         value = value.clone()
@@ -77,10 +77,10 @@ class WeightAverager(ABC):
     def _apply_mean(self) -> None:
         """Puts the mean into the modules and measures the distance from it."""
         squared = torch.zeros(())
-        for number, module in enumerate(self._modules):
+        for name, module in self._modules.items():
             parameters = self._put_mean(list(module.parameters()))
             self._put_mean(batch_norm_statistics(module))
-            squared = squared if number else parameters
+            squared = squared if name else parameters
         self._distance = float(total(self._world, squared) / self._world.size) ** 0.5
 
     @torch.no_grad()
@@ -89,17 +89,16 @@ class WeightAverager(ABC):
         squared = torch.zeros(())
         for bucket in split_into_buckets(tensors, _MESSAGE_BYTES):
             # A moving average may lie on the host, where NCCL cannot send it.
-            device = next(self._modules[0].parameters()).device
+            device = next(self._modules[""].parameters()).device
             own = flatten([tensor.to(device) for tensor in bucket])
             mean = total(self._world, own) / self._world.size
             squared = squared.to(device) + (own - mean).square().sum()
             unflatten_into(bucket, mean)
         return squared
 
-    def _load_own(self, states: Sequence[dict[str, Any]]) -> None:
-        # A checkpoint may hold one state more: that of a moving average this run does not keep.
-        for module, state in zip(self._modules, states, strict=False):
-            module.load_state_dict(state)
+    def _load_own(self, states: Mapping[str, dict[str, Any]]) -> None:
+        for name, module in self._modules.items():
+            module.load_state_dict(states[name])
 
 
 def _copy(module: nn.Module) -> dict[str, Any]:

@@ -117,9 +117,8 @@ class Trainer:
         self.ema = build_ema(config, parts.model)
         self.averager = parts.averager
         self.wrapped = self.averager.wrap(parts.model.train())
-        for module in self.ema.modules.values() if self.ema else ():
-            self.averager.register_ema(module)
         self.state = self._state()
+        self.averager.register_emas(self.state.emas)
         self.quarantine = open_quarantine(config, parts.folder, parts.data, world)
         self.log_every = course.every(config.run.log_every)
         self.eval_every = course.every(config.run.eval_every)

@@ -207,6 +207,8 @@ def _load_replica(state: TrainState, path: Path, training: dict[str, Any]) -> st
     put_optimizer(state.optimizer, state.model, own["optimizer"], path)
     state.scale.load_state_dict(own["scale"])
     is_as_saved = max(len(saved), 1) == replica.total
+    if isinstance(modules := own["averager"].get("own"), list):  # 0.2.0: by rising decay
+        own["averager"]["own"] = dict(zip(("", *averages(path)), modules, strict=True))
     state.averager.load_state_dict(own["averager"] if is_as_saved else {})
     if is_as_saved or not saved:
         return None
