@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from itertools import count
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -112,19 +112,12 @@ def decent_dp(model: nn.Module) -> Step:
     return lambda: wrapped(images)[:, 0].mean().backward()
 
 
-class Batch(NamedTuple):
-    images_BCHW: Tensor = torch.zeros(2, 1)
-    labels: Tensor = torch.zeros(2, dtype=torch.long)
-    mixed_labels: Tensor = torch.zeros(2, dtype=torch.long)
-    lam: Tensor = torch.ones(2)
-    weights: Tensor = torch.ones(2)
-
-
 def trainyard(model: nn.Module, **average: Any) -> Step:
     """With no averager: as many virtual ranks as hosts."""
     from trainyard.averaging.base import Averager
     from trainyard.averaging.config import AverageConfig
     from trainyard.averaging.virtual_ranks import VirtualRanks
+    from trainyard.data.batch import Batch
     from trainyard.run.build import AVERAGERS
     from trainyard.training.buffers import Buffers
     from trainyard.training.step import Passes, TrainStep
@@ -165,7 +158,16 @@ def trainyard(model: nn.Module, **average: Any) -> Step:
         take: TrainStep = VirtualRanksStep(**parts, averager=averager)
     else:
         take = TrainStep(**parts)
-    batch, numbers = Batch(), count()
+    numbers, labels, ones = count(), torch.zeros(2, dtype=torch.long), torch.ones(2)
+    batch = Batch(
+        ids=labels,
+        epochs=labels,
+        labels=labels,
+        weights=ones,
+        images_BCHW=torch.zeros(2, 1),
+        mixed_labels=labels,
+        lam=ones,
+    )
 
     def step() -> None:
         take(batch, next(numbers), None)

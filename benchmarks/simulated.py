@@ -18,7 +18,7 @@ from trainyard.averaging.config import DEFAULT_EVERY, DEFAULT_TOPOLOGY, AverageC
 from trainyard.averaging.statistics import batch_norm_statistics
 from trainyard.averaging.topology import rounds
 from trainyard.config import load_recipe
-from trainyard.data.batch import Batch
+from trainyard.data.batch import TENSORS, Batch
 from trainyard.data.index.table import Index
 from trainyard.data.sampler.plan import EndlessPlan
 from trainyard.distributed import Heartbeat
@@ -30,7 +30,6 @@ from trainyard.run.parts import Parts, build_parts
 from trainyard.training.evaluate import evaluate
 from trainyard.training.precision import AUTOCASTS, autocast
 from trainyard.training.predictions import summary
-from trainyard.training.step import MicroBatch
 from trainyard.world import World
 
 
@@ -106,13 +105,7 @@ class Replicas:
         self.gradients.zero_()
         for number, model in enumerate(self.models):
             own = slice(number, None, self.size)
-            share = MicroBatch(
-                images_BCHW=batch.images_BCHW[own],
-                labels=batch.labels[own],
-                mixed_labels=batch.mixed_labels[own],
-                lam=batch.lam[own],
-                weights=batch.weights[own],
-            )
+            share = Batch(**{name: getattr(batch, name)[own] for name in TENSORS})
             with autocast(self.parts.device, self.precision):
                 logits = model(share.images_BCHW)
             self.parts.loss(logits.float(), share).mean().backward()  # type: ignore[no-untyped-call]

@@ -17,9 +17,10 @@ from safetensors.torch import load_file
 from tests.command_line import newest, run
 from tests.spawn import _CONTEXT, end_by, train_joined
 from trainyard.config import RunConfig, load_recipe
+from trainyard.data.batch import Batch
 from trainyard.monitor.meters import StepStats
 from trainyard.training.saver import point
-from trainyard.training.step import Batch, TrainStep
+from trainyard.training.step import TrainStep
 from trainyard.training.virtual_ranks import VirtualRanksStep
 from trainyard.world import World
 

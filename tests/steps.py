@@ -1,6 +1,7 @@
 """Training steps without a run: models, batches and states for tests on one rank or several."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from tests.data.batches import batch_of_images
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import Averager
 from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.sharded import whole
+from trainyard.data.batch import TENSORS, Batch
 from trainyard.monitor.clock import Clock
 from trainyard.training.buffers import Buffers
 from trainyard.training.checkpoint import TrainState
@@ -19,7 +22,7 @@ from trainyard.training.config import LossConfig
 from trainyard.training.guard import Guard
 from trainyard.training.losses import build_loss
 from trainyard.training.saver import Saver, path_of
-from trainyard.training.step import MicroBatch, Passes, TrainStep
+from trainyard.training.step import Passes, TrainStep
 from trainyard.training.update import (
     Clip,
     DynamicLossScale,
@@ -48,7 +51,12 @@ class Case:
 PLAIN = Case()
 
 
-def global_batch(case: Case, step: int) -> MicroBatch:
+def mapped(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
+    tensors: Any = {name: function(getattr(batch, name)) for name in TENSORS}
+    return Batch(**tensors)
+
+
+def global_batch(case: Case, step: int) -> Batch:
     generator = torch.Generator().manual_seed(step)
     labels = torch.randint(10, (case.batch,), generator=generator)
     images = torch.randn(case.batch, 3, 32, 32, generator=generator)
@@ -59,18 +67,12 @@ def global_batch(case: Case, step: int) -> MicroBatch:
         lam = torch.rand(case.batch, generator=generator)
     weights = torch.ones(case.batch)
     weights[list(case.bad)] = 0
-    return MicroBatch(images, labels, mixed_labels, lam, weights)
+    return replace(batch_of_images(images, labels, weights), mixed_labels=mixed_labels, lam=lam)
 
 
-def share_of(whole: MicroBatch, world: World) -> MicroBatch:
+def share_of(whole: Batch, world: World) -> Batch:
     """A rank's part of a global batch."""
-    return MicroBatch(*(column[world.rank :: world.size] for column in whole))
-
-
-def plain_batch(images: Tensor, labels: Tensor) -> MicroBatch:
-    """Samples that all are good and none of which is mixed."""
-    ones = torch.ones(len(images), device=images.device)
-    return MicroBatch(images, labels, labels, ones, ones)
+    return mapped(whole, lambda tensor: tensor[world.rank :: world.size])
 
 
 def vit() -> nn.Module:

@@ -19,12 +19,13 @@ from torch import nn
 
 from tests.command_line import Capture, newest, shown
 from tests.cuts import Killed, cut
+from tests.data.batches import batch_of_images
 from tests.data.streams import ids_of, write_shards
 from tests.errors import check, raises, refused
 from tests.runs import assert_same_end, curve, events, hooked
 from tests.runs import progress as progress_of
 from tests.spawn import spawn, train_joined
-from tests.steps import make_step, plain_batch
+from tests.steps import make_step
 from tests.tiers import tiered
 from tests.web import FaultyServer
 from trainyard.config import RunConfig, load_recipe
@@ -171,7 +172,7 @@ def trained_alone(config: RunConfig, ranks: list[list[Seen]]) -> nn.Module:
         real = [(seen, seen.weights > 0) for seen in batches]
         images = torch.from_numpy(np.concatenate([seen.images[good] for seen, good in real]))
         labels = torch.from_numpy(np.concatenate([seen.labels[good] for seen, good in real]))
-        step(plain_batch(images, labels), batches[0].step, None)
+        step(batch_of_images(images, labels), batches[0].step, None)
     return model
 
 

@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.command_line import SHORT, Capture, newest, run
+from tests.data.batches import batch_of_images
 from tests.docs.pages import DOCS, blocks
 from tests.errors import raises
-from tests.steps import make_step, plain_batch
+from tests.steps import make_step
 from trainyard.config import load_recipe
 from trainyard.data.augment.extra import Extra, check_extra
 from trainyard.data.batch import Batch, Keys
@@ -167,7 +168,7 @@ def test_a_model_draws_from_any_generator_by_the_step_and_the_rank() -> None:
     weight, drawn = nn.Parameter(torch.ones(5)), list[tuple[float, ...]]()
     model = Noisy()
     model.register_parameter("weight", weight)
-    batch = plain_batch(torch.rand(4, 3, 4, 4), torch.arange(4))
+    batch = batch_of_images(torch.rand(4, 3, 4, 4), torch.arange(4))
     for step, rank in ((3, 0), (3, 0), (4, 0), (3, 1)):
         passes = replace(make_step(model).passes, world=World(rank=rank, size=2))
         passes(batch, step, micro=None, divisor=lambda: torch.tensor(4.0), scale=torch.ones(()))

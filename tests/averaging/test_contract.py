@@ -1,6 +1,7 @@
 """The promises of every averager: consensus, and runs that go on as if nothing had been."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,22 +13,22 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
+from tests.data.batches import batch_of_images
 from tests.spawn import spawn
 from tests.steps import (
     CPU,
     build_state,
     make_step,
-    plain_batch,
     save_checkpoint,
     whole_weights,
 )
 from trainyard.averaging.config import AverageConfig
 from trainyard.config import load_recipe
+from trainyard.data.batch import Batch
 from trainyard.model.ema import Ema
 from trainyard.model.freeze import freeze
 from trainyard.run.build import build_averager
 from trainyard.training.checkpoint import load_checkpoint
-from trainyard.training.step import MicroBatch
 from trainyard.training.update import DynamicLossScale
 from trainyard.world import World
 
@@ -61,10 +62,10 @@ def model_of(seed: int) -> nn.Module:
     return model
 
 
-def batch_of(world: World, step: int) -> MicroBatch:
+def batch_of(world: World, step: int) -> Batch:
     generator = torch.Generator().manual_seed(step * world.size + world.rank)
     labels = torch.randint(10, (4,), generator=generator)
-    return plain_batch(torch.randn(4, 3, 4, 4, generator=generator) + 0.3 * world.rank, labels)
+    return batch_of_images(torch.randn(4, 3, 4, 4, generator=generator) + 0.3 * world.rank, labels)
 
 
 def values(module: nn.Module) -> Tensor:
@@ -258,7 +259,7 @@ def _without_samples(world: World, way: str) -> Iterator[NDArray[Any]]:
         batch = batch_of(world, step)
         if world.rank in empty:
             images, weights = (torch.zeros_like(of) for of in (batch.images_BCHW, batch.weights))
-            batch = batch._replace(images_BCHW=images, weights=weights)
+            batch = replace(batch, images_BCHW=images, weights=weights)
         process.step(batch, step, None)
         norm = process.model.get_submodule("3")
         yield np.concatenate([buffer.numpy() for buffer in norm.buffers() if buffer.ndim])

@@ -16,7 +16,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore, _create_fake_
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.averaging.test_contract import WAYS
-from tests.steps import build_state, make_step, plain_batch
+from tests.data.batches import batch_of_images
+from tests.steps import build_state, make_step
 from trainyard.averaging.config import AverageConfig
 from trainyard.config import load_recipe
 from trainyard.model.ema import Ema
@@ -89,7 +90,7 @@ def test_nothing_leaves_the_device_of_the_model(
     monkeypatch.setattr(train_step, "autocast", lambda device, dtype: nullcontext())
     recipe = load_recipe("debug").model_copy(update={"average": AverageConfig(**OURS[way])})
     images = torch.empty(4, 3, 8, 8, device=META)
-    batch = plain_batch(images, torch.zeros(4, dtype=torch.int64, device=META))
+    batch = batch_of_images(images, torch.zeros(4, dtype=torch.int64, device=META))
     with Device():  # type: ignore[no-untyped-call]
         model = model_on_device()
         averager = build_averager(recipe, world, META)

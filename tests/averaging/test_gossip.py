@@ -19,6 +19,7 @@ from tests.averaging.test_rules import (
     on_two_nodes,
     samples,
 )
+from tests.data.batches import batch_of_images
 from tests.errors import raises
 from tests.spawn import spawn
 from tests.steps import (
@@ -27,7 +28,6 @@ from tests.steps import (
     build_state,
     build_update,
     make_step,
-    plain_batch,
     save_checkpoint,
 )
 from trainyard.averaging.config import AverageConfig
@@ -92,7 +92,7 @@ def take_steps(
         images, labels = samples(number, world.rank)
         if is_bad and number == BAD_STEP and world.rank == world.size - 1:
             images[1, 0, 0, 0] = torch.nan
-        skipped.append(int(step(plain_batch(images.float(), labels), number, None).skipped))
+        skipped.append(int(step(batch_of_images(images.float(), labels), number, None).skipped))
         weights.append(flat(model))
     with averager.consensus():
         return Stepped(weights, skipped, float(scale.value))

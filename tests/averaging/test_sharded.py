@@ -31,12 +31,13 @@ from trainyard.averaging.base import Averager
 from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.sharded import Sharded, blocks
 from trainyard.config import load_recipe
+from trainyard.data.batch import Batch
 from trainyard.model.ema import Ema
 from trainyard.optim.config import OptimConfig
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.training.bn_statistics import estimate_statistics
 from trainyard.training.evaluate import Views, evaluate
-from trainyard.training.step import MicroBatch, TrainStep
+from trainyard.training.step import TrainStep
 from trainyard.training.update import DynamicLossScale, clip_by_norm, no_clip
 from trainyard.world import World
 
@@ -70,9 +71,10 @@ CASES = {
 ROUGH = {"bf16": 0.02, "fp16": 0.005}
 
 
-def batch_of(step: int, world: World, size: int = 10, bad: tuple[int, ...] = ()) -> MicroBatch:
+def batch_of(step: int, world: World, size: int = 10, bad: tuple[int, ...] = ()) -> Batch:
     whole = global_batch(Steps(size, bad=bad), step)
-    return share_of(whole._replace(labels=whole.labels % 5, mixed_labels=whole.labels % 5), world)
+    labels = whole.labels % 5
+    return share_of(replace(whole, labels=labels, mixed_labels=labels), world)
 
 
 def model_of(name: str) -> nn.Module:
@@ -117,7 +119,7 @@ def train(world: World, case: Case, *, is_sharded: bool) -> Trained:
     figures = []
     for number in range(NUM_STEPS):
         batch = batch_of(number, world, bad=case.bad)
-        batch = batch._replace(images_BCHW=batch.images_BCHW.to(case.dtype))
+        batch = replace(batch, images_BCHW=batch.images_BCHW.to(case.dtype))
         stats = step(batch, number, None)
         found = (stats.loss_sum, stats.grad_norm, stats.skipped)
         figures.append([float(value) for value in found])
@@ -253,17 +255,7 @@ def test_every_optimizer_sees_whole_tensors() -> None:
 # --- what takes all ranks ---
 
 
-class Images(NamedTuple):
-    images_BCHW: Tensor
-    labels: Tensor
-    weights: Tensor
-    ids: Tensor
-
-
-def share(world: World, size: int) -> Images:
-    batch = batch_of(9, world, size)
-    ids = torch.arange(size)[world.rank :: world.size]
-    return Images(batch.images_BCHW, batch.labels, batch.weights, ids)
+share = partial(batch_of, 9)
 
 
 def judge(world: World) -> tuple[list[Any], int, list[Any], bool]:
@@ -295,7 +287,12 @@ def test_ranks_without_images_take_part() -> None:
     shares.append(share(World(rank=0, size=NUM_RANKS), 4))  # the other shares are of one image
     assert estimate_statistics([model], shares, world=alone) == 14
     said = evaluate(
-        {"": model}, [share(alone, 1)], num_samples=1, world=alone, device=CPU, views=Views(True)
+        {"": model},
+        [share(alone, 1)],
+        num_samples=1,
+        world=alone,
+        device=CPU,
+        views=Views(True),
     )
     for (losses, places), images, statistics, is_whole in results:
         assert images == 14

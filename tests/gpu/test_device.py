@@ -15,7 +15,7 @@ from torch import distributed as dist
 
 from tests.data.batches import batch_of_images
 from tests.gpus import needs_gpu
-from tests.steps import Case, global_batch
+from tests.steps import Case, global_batch, mapped
 from trainyard.averaging.allreduce import AllReduce, wrap_in_ddp
 from trainyard.averaging.base import Averager
 from trainyard.averaging.config import AverageConfig
@@ -24,7 +24,7 @@ from trainyard.averaging.sharded import Sharded
 from trainyard.config import load_recipe
 from trainyard.data.augment.config import AugmentConfig
 from trainyard.data.augment.transforms import batch_transforms, pixel_transforms
-from trainyard.data.batch import Batch, Keys
+from trainyard.data.batch import TENSORS, Batch, Keys
 from trainyard.data.device.feed import Normalise
 from trainyard.model.ema import Ema
 from trainyard.monitor.clock import Clock
@@ -42,7 +42,7 @@ from trainyard.training.checkpoint import TrainState
 from trainyard.training.guard import Guard
 from trainyard.training.losses import build_loss
 from trainyard.training.saver import HostCopies
-from trainyard.training.step import MicroBatch, TrainStep
+from trainyard.training.step import TrainStep
 from trainyard.world import World
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -91,11 +91,10 @@ class Parts:
         self.meter = Meter(World(), device, self.state.clock)
         self.device = device
 
-    def batch(self, number: int) -> MicroBatch:
-        columns = global_batch(Case(), number)
-        return MicroBatch(*(column.to(self.device) for column in columns))
+    def batch(self, number: int) -> Batch:
+        return mapped(global_batch(Case(), number), lambda tensor: tensor.to(self.device))
 
-    def train(self, number: int, batch: MicroBatch) -> None:
+    def train(self, number: int, batch: Batch) -> None:
         assert not self.state.guard.tripped(number)
         stats = self.step(batch, number, self.rates)
         self.state.guard.add(stats.skipped)
@@ -253,7 +252,7 @@ def test_batches_are_those_of_the_cpu(name: str, device: torch.device) -> None:
     with no_waits(device):
         found = transform(given, KEYS)
     expected = transform(batch(torch.device("cpu")), KEYS)
-    for name in MicroBatch._fields:
+    for name in TENSORS:
         one, other = getattr(found, name), getattr(expected, name)
         torch.testing.assert_close(one.cpu(), other, rtol=1e-5, atol=1e-4)
 

@@ -5,6 +5,7 @@ Several heads said "every setting is the published one" where it was not.
 
 import runpy
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,13 +17,13 @@ import torchvision
 from timm.scheduler import create_scheduler_v2
 from torch import nn
 
+from tests.data.batches import batch_of_images
 from tests.docs.pages import DOCS
 from trainyard.config import RunConfig, all_keys, builtin_recipes, keys_set, load_recipe
 from trainyard.model.build import build_model
 from trainyard.optim.groups import parameter_shares
 from trainyard.run.build import build_run_course, build_run_schedule
 from trainyard.training.losses import build_loss
-from trainyard.training.step import MicroBatch
 
 beside_source = runpy.run_path(str(DOCS / "_reference.py"))["beside_source"]
 
@@ -166,7 +167,8 @@ def test_layer_scale_and_loss_of_deit_3() -> None:
     assert len(scales) == 24
     assert all(bool((scale == 1e-4).all()) for scale in scales)
     logits, labels = torch.randn(4, 6), torch.arange(4)
-    batch = MicroBatch(torch.empty(0), labels, labels.flip(0), torch.full((4,), 0.7), torch.ones(4))
+    batch = batch_of_images(torch.empty(4, 0), labels)
+    batch = replace(batch, mixed_labels=labels.flip(0), lam=torch.full((4,), 0.7))
     loss = build_loss(config.loss, config.augment.label_smoothing, teacher=None, mixes=True)
     targets = torch.zeros(4, 6).scatter_(1, labels[:, None], 1.0)
     targets.scatter_(1, labels.flip(0)[:, None], 1.0)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,19 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tests.data.batches import batch_of_images
 from tests.errors import raises
 from tests.spawn import spawn
+from trainyard.data.batch import Batch
 from trainyard.errors import Stopped
 from trainyard.model.freeze import freeze
 from trainyard.training.bn_statistics import batch_norms, estimate_statistics
 from trainyard.world import World
 
 Statistics = dict[str, NDArray[np.float64]]
-
-
-class Batch(NamedTuple):
-    images_BCHW: Tensor
-    weights: Tensor
 
 
 def build() -> nn.Module:
@@ -42,7 +39,7 @@ def shares(size: int) -> list[list[Batch]]:
         if number:
             images[2], weights[2] = math.nan, 0
         for rank in range(size):
-            found[rank].append(Batch(images[rank::size], weights[rank::size]))
+            found[rank].append(batch_of_images(images[rank::size], weights=weights[rank::size]))
     return found
 
 
@@ -117,7 +114,7 @@ def test_a_model_has_nothing_to_estimate_without_batch_norm() -> None:
 
 
 def test_images_of_which_none_can_be_read() -> None:
-    batch = Batch(torch.zeros(2, 3, 32, 32), torch.zeros(2))
+    batch = batch_of_images(torch.zeros(2, 3, 32, 32), weights=torch.zeros(2))
     with raises("data.batches-unreadable"):
         estimate_statistics([build()], [batch], world=World())
 

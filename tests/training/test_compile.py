@@ -7,6 +7,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from tempfile import gettempdir
@@ -28,6 +29,7 @@ from tests.command_line import newest, run
 from tests.errors import check, raises, refused
 from tests.spawn import spawn
 from tests.steps import Case, build_update, flat, global_batch, make_step, share_of, vit
+from trainyard.data.batch import Batch
 from trainyard.model.execution import (
     choose_mode,
     compile_in_place,
@@ -35,7 +37,6 @@ from trainyard.model.execution import (
     keep_compiled_code,
     recompute_activations,
 )
-from trainyard.training.step import MicroBatch
 from trainyard.world import World
 
 pytestmark = pytest.mark.slow
@@ -285,9 +286,9 @@ class Recorded:
         gradients = {name: each.grad for name, each in self.model.named_parameters()}
         self._values = {name: each for name, each in gradients.items() if each is not None}
 
-    def __call__(self, batch: MicroBatch, number: int) -> dict[str, Tensor]:
+    def __call__(self, batch: Batch, number: int) -> dict[str, Tensor]:
         dtype = next(self.model.parameters()).dtype
-        self._step(batch._replace(images_BCHW=batch.images_BCHW.to(dtype)), number, None)
+        self._step(replace(batch, images_BCHW=batch.images_BCHW.to(dtype)), number, None)
         buffers = {name: each.double() for name, each in self.model.named_buffers()}
         return {name: each.double() for name, each in self._values.items()} | buffers
 

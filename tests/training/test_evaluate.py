@@ -4,9 +4,9 @@ import math
 import os
 import shutil
 from collections.abc import Iterable
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms.v2.functional import pil_to_tensor
 
+from tests.data.batches import batch_of_images
 from tests.errors import raises
 from tests.spawn import spawn, train_joined
 from tests.steps import CPU
@@ -179,17 +180,7 @@ def test_all_metrics_are_equal_on_any_number_of_ranks(
 
 def score_one_image(world: World) -> list[list[float]]:
     num = 1 if world.is_first else 0
-    numbers, ones = torch.zeros(num, dtype=torch.int64), torch.ones(num)
-    batch = Batch(
-        ids=numbers,
-        epochs=numbers,
-        labels=numbers,
-        weights=ones,
-        images_BCHW=torch.ones(num, 5, 1, 1),
-        mixed_labels=numbers,
-        lam=ones,
-    )
-    parts = split([batch], 4)
+    parts = split([batch_of_images(torch.ones(num, 5, 1, 1))], 4)
     (said,) = score_labels({"": Look()}, parts, num_samples=1, world=world, device=CPU).values()
     found: list[list[float]] = said.logits.tolist()
     return found
@@ -211,15 +202,6 @@ def test_the_plain_evaluation_tells_something(expected: dict[str, Evaluation]) -
 # --- scores that are given, with a sample or two per batch ---
 
 
-class Scores(NamedTuple):
-    """A batch whose images are the logits themselves, [B, C, 1, 1]."""
-
-    images_BCHW: Tensor
-    labels: Tensor
-    weights: Tensor
-    ids: Tensor
-
-
 class Look(nn.Module):
     """The scores that an image is; of a mirrored one the same, as they are one pixel wide."""
 
@@ -227,12 +209,13 @@ class Look(nn.Module):
         return images_BCHW[:, :, 0, 0]
 
 
-def batches(logits: Tensor, labels: Iterable[int], bad: Iterable[int] = ()) -> list[Scores]:
+def batches(logits: Tensor, labels: Iterable[int], bad: Iterable[int] = ()) -> list[Batch]:
+    """Batches whose images are the logits themselves, [B, C, 1, 1]."""
     found, num = torch.tensor(list(labels)), len(logits)
     weights = torch.tensor([float(sample not in bad) for sample in range(num)])
     order = torch.arange(num).flip(0)  # ids decide, not the order
     return [
-        Scores(logits[part, :, None, None], found[part], weights[part], part)
+        replace(batch_of_images(logits[part, :, None, None], found[part], weights[part]), ids=part)
         for part in torch.split(order, 2)
     ]
 
@@ -306,7 +289,7 @@ class Lopsided(nn.Module):
 
 def test_a_flip_judges_the_mean_of_the_softmax() -> None:
     images = torch.randn(6, 4, 1, 2, generator=torch.Generator().manual_seed(1))
-    batch = Scores(images, torch.arange(6) % 4, torch.ones(6), torch.arange(6))
+    batch = batch_of_images(images, torch.arange(6) % 4)
     models = {"": Lopsided()}
     said = evaluate(models, [batch], num_samples=6, world=World(), device=CPU, views=Views(True))[
         ""
@@ -322,7 +305,7 @@ def test_a_flip_judges_the_mean_of_the_softmax() -> None:
 def test_a_flip_scores_labels_by_the_mean_of_the_sigmoid() -> None:
     images = 4 * torch.randn(6, 4, 1, 2, generator=torch.Generator().manual_seed(1))
     weights = torch.tensor([1.0, 1, 1, 1, 1, 0])
-    batch = Scores(images, torch.arange(6), weights, torch.arange(6).flip(0))
+    batch = replace(batch_of_images(images, weights=weights), ids=torch.arange(6).flip(0))
     models: dict[str, nn.Module] = {"": Lopsided()}
     said = score_labels(
         models, [batch], num_samples=6, world=World(), device=CPU, views=Views(True)
@@ -336,7 +319,7 @@ def test_a_flip_scores_labels_by_the_mean_of_the_sigmoid() -> None:
 @pytest.mark.parametrize("scales", [(1.0, 2.0), (1.0, 1.5, 2.0), (2.0,)])
 def test_scales_judge_the_mean_over_enlargements_of_the_middle(scales: tuple[float, ...]) -> None:
     images = torch.randn(6, 4, 6, 6, generator=torch.Generator().manual_seed(1))
-    batch = Scores(images, torch.arange(6) % 4, torch.ones(6), torch.arange(6))
+    batch = batch_of_images(images, torch.arange(6) % 4)
     model, views = Lopsided(), Views(True, scales)
     found = evaluate({"": model}, [batch], num_samples=6, world=World(), device=CPU, views=views)
     (listed,) = score_labels(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tests.command_line import newest
 from tests.cuts import cut
+from tests.data.batches import batch_of_images
 from tests.errors import raises
 from tests.runs import (
     Lines,
@@ -30,8 +31,9 @@ from tests.runs import (
     read,
 )
 from tests.spawn import spawn, train_joined
-from tests.steps import CPU, Case, build_update, make_step, plain_batch
+from tests.steps import CPU, Case, build_update, make_step
 from trainyard.config import RunConfig, load_recipe
+from trainyard.data.batch import Batch
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.errors import Stopped
 from trainyard.monitor.outcome import Outcome
@@ -41,7 +43,7 @@ from trainyard.training.checkpoint import find_problem
 from trainyard.training.config import LossConfig
 from trainyard.training.guard import Guard
 from trainyard.training.losses import build_loss
-from trainyard.training.step import MicroBatch, TrainStep
+from trainyard.training.step import TrainStep
 from trainyard.training.update import clip_by_norm
 from trainyard.world import World
 
@@ -122,14 +124,14 @@ def test_the_guard_goes_on_from_its_state() -> None:
 # --- a step: NaN in one rank's loss, gradient and data ---
 
 
-def share(step: int, rank: int, is_bad: bool) -> MicroBatch:
+def share(step: int, rank: int, is_bad: bool) -> Batch:
     """A rank's four samples; with one pixel that is no number."""
     generator = torch.Generator().manual_seed(100 * step + rank)
     labels = torch.randint(5, (4,), generator=generator)
     images = torch.randn(4, 3, 32, 32, generator=generator)
     if is_bad:
         images[2, 1, 5, 7] = NAN
-    return plain_batch(images, labels)
+    return batch_of_images(images, labels)
 
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -147,7 +149,7 @@ class Faults:
         self.is_on = False
         plain = build_loss(LossConfig(), 0.0, teacher=None, mixes=False)
 
-        def loss(logits: Tensor, batch: MicroBatch) -> Tensor:
+        def loss(logits: Tensor, batch: Batch) -> Tensor:
             losses = plain(logits, batch)
             is_bad = self.is_on and kind == "loss"
             return losses * torch.tensor([1.0, np.inf]) if is_bad else losses

@@ -1,5 +1,6 @@
 """Losses against torch's and timm's on targets written out, and against the papers' formulas."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,15 +14,17 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.nn import functional as F
 
+from tests.data.batches import batch_of_images
 from tests.data.tars import write_files
 from tests.errors import raises
+from tests.steps import mapped
 from trainyard.config import check
+from trainyard.data.batch import Batch
 from trainyard.data.index.build import open_index
 from trainyard.run.distillation import class_weights
 from trainyard.training.config import LossConfig
 from trainyard.training.distill import as_teacher
 from trainyard.training.losses import build_loss
-from trainyard.training.step import MicroBatch
 
 torch.set_num_threads(1)
 
@@ -35,16 +38,16 @@ def logits_of(seed: int = 0, *, scale: float = 3.0) -> Tensor:
     return scale * torch.randn(B, C, generator=torch.Generator().manual_seed(seed))
 
 
-def batch_of(*, mixed: bool) -> MicroBatch:
+def batch_of(*, mixed: bool) -> Batch:
     """Labels with their reverse as partners: in the middle two of one class are mixed."""
     labels = torch.tensor([0, 1, 2, 3, 4, 0, 0, 1, 2, 3, 4, 1])
     lam = torch.rand(B, generator=torch.Generator().manual_seed(1)) if mixed else torch.ones(B)
     other = labels.flip(0) if mixed else labels
     images = torch.randn(B, 3, 4, 4, generator=torch.Generator().manual_seed(2))
-    return MicroBatch(images, labels, other, lam, torch.ones(B))
+    return replace(batch_of_images(images, labels), mixed_labels=other, lam=lam)
 
 
-def timms_targets(batch: MicroBatch, smoothing: float) -> Tensor:
+def timms_targets(batch: Batch, smoothing: float) -> Tensor:
     targets: Tensor = mixup_target(batch.labels, C, batch.lam[:, None], smoothing)  # type: ignore[no-untyped-call]
     return targets
 
@@ -107,7 +110,7 @@ def test_cross_entropy_is_timms_on_its_mixed_targets(smoothing: float) -> None:
 @pytest.mark.parametrize("name", ["ce", "bce"])
 def test_without_mixing_the_mixed_labels_are_not_looked_at(name: Name) -> None:
     batch = batch_of(mixed=False)
-    nonsense = batch._replace(mixed_labels=batch.labels + 1000, lam=batch.lam + torch.nan)
+    nonsense = replace(batch, mixed_labels=batch.labels + 1000, lam=batch.lam + torch.nan)
     loss = build_loss(LossConfig(name=name), 0.1, teacher=None, mixes=False)
     assert torch.equal(loss(logits_of(), nonsense), loss(logits_of(), batch))
 
@@ -259,7 +262,7 @@ LOSSES = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_are_those_of_finite_differences(name: str, mixed: bool) -> None:
     batch = batch_of(mixed=mixed)
-    batch = batch._replace(lam=batch.lam.double())
+    batch = replace(batch, lam=batch.lam.double())
     config = LOSSES[name]
     teacher = fixed_teacher(logits_of(1).double()) if config.teacher else None
     loss = build_loss(config, 0.1, teacher=teacher, mixes=mixed)
@@ -273,7 +276,7 @@ def test_no_value_is_read_from_the_device(name: str, mixed: bool) -> None:
     """On tensors of a GPU that have a shape but no values, where that raises."""
     config = LOSSES[name]
     with FakeTensorMode(allow_non_fake_inputs=True):
-        batch = MicroBatch(*(column.to("cuda") for column in batch_of(mixed=mixed)))
+        batch = mapped(batch_of(mixed=mixed), lambda tensor: tensor.to("cuda"))
         teacher = fixed_teacher(logits_of(1).to("cuda")) if config.teacher else None
         losses = build_loss(config, 0.1, teacher=teacher, mixes=mixed)(
             logits_of().to("cuda"), batch

@@ -6,7 +6,7 @@ samples are planned (`loader/fill.py`, or `stream/process.py` for a stream).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -112,6 +112,22 @@ class Batch(Samples["Tensor"]):
     bad: list[BadSample] = field(default_factory=list)
     capacity: float = 0.0
     """See PixelBatch."""
+
+    def split(self, count: int) -> list["Batch"]:
+        """Its samples in `count` parts, equal but for one sample, without copies."""
+        columns = zip(*(getattr(self, name).tensor_split(count) for name in TENSORS), strict=True)
+        return [Batch(**dict(zip(TENSORS, column, strict=True))) for column in columns]
+
+    def aligned(self) -> "Batch":
+        """A part with a copy of its images, which has the alignment of those of a whole batch.
+
+        A kernel may depend on it.
+        """
+        return replace(self, images_BCHW=self.images_BCHW.clone())
+
+
+TENSORS = [*COLUMNS, "images_BCHW", "mixed_labels", "lam"]
+"""The names of all tensors of a Batch."""
 
 
 class Keys(NamedTuple):

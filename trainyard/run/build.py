@@ -20,6 +20,7 @@ from trainyard.averaging.virtual_ranks import VirtualRanks
 from trainyard.config import RunConfig
 from trainyard.course import Course, build_course, stage_size
 from trainyard.data.augment.extra import check_extra
+from trainyard.data.batch import Batch
 from trainyard.data.device import gpu_decode
 from trainyard.data.feeds import Feeds
 from trainyard.data.index.table import Index
@@ -53,7 +54,7 @@ from trainyard.training.buffers import Buffers
 from trainyard.training.checkpoint import TrainState
 from trainyard.training.micro import MicroBatchSearch, bytes_of_moments
 from trainyard.training.precision import AUTOCASTS
-from trainyard.training.step import Batch, Loss, Passes, TrainStep, num_parts
+from trainyard.training.step import Loss, Passes, TrainStep, num_parts
 from trainyard.training.update import (
     Clip,
     DynamicLossScale,

@@ -9,9 +9,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainyard.averaging.flat import flatten, unflatten_into
 from trainyard.averaging.sync_bn import without_sync
+from trainyard.data.batch import Batch
 from trainyard.errors import DataError
 from trainyard.training.precision import autocast
-from trainyard.training.step import WeightedImages
 from trainyard.world import World, total
 
 
@@ -25,7 +25,7 @@ def batch_norms(model: nn.Module) -> list[_BatchNorm]:
 @torch.no_grad()
 def estimate_statistics(
     models: Sequence[nn.Module],
-    batches: Iterable[WeightedImages],
+    batches: Iterable[Batch],
     *,
     world: World,
     precision: torch.dtype | None = None,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,21 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainyard.data.batch import Batch
 from trainyard.errors import InputError
 from trainyard.training.label_scores import LabelScores
 from trainyard.training.precision import autocast
 from trainyard.training.predictions import NOWHERE, Predictions
-from trainyard.training.step import WeightedImages
 from trainyard.world import World, total
-
-
-class Batch(WeightedImages, Protocol):
-    """One rank's samples of a data set."""
-
-    @property
-    def labels(self) -> Tensor: ...
-    @property
-    def ids(self) -> Tensor: ...
 
 
 class Views(NamedTuple):

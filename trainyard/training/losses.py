@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from trainyard.data.batch import Batch
 from trainyard.training.config import LossConfig
-from trainyard.training.step import Loss, MicroBatch
+from trainyard.training.step import Loss
 
 Teacher = Callable[[Tensor], Tensor]
 """images[B, C, H, W] to float32 logits[B, classes]."""
@@ -50,7 +51,7 @@ def _cross_entropy(
     class the focal loss of Lin et al. 2017, equation 5.
     """
 
-    def plain(logits: Tensor, batch: MicroBatch) -> Tensor:
+    def plain(logits: Tensor, batch: Batch) -> Tensor:
         return F.cross_entropy(
             logits,
             batch.labels,
@@ -59,7 +60,7 @@ def _cross_entropy(
             label_smoothing=smoothing,
         )
 
-    def mixed(logits: Tensor, batch: MicroBatch) -> Tensor:
+    def mixed(logits: Tensor, batch: Batch) -> Tensor:
         terms = F.log_softmax(logits, dim=1)
         if gamma:
             # The root of 0 has no gradient.
@@ -79,7 +80,7 @@ def _cross_entropy(
 def _bce_loss(config: LossConfig, targets_of: Loss) -> Loss:
     """A binary loss per class (Wightman et al. 2021), as timm's BinaryCrossEntropy."""
 
-    def losses_of(logits: Tensor, batch: MicroBatch) -> Tensor:
+    def losses_of(logits: Tensor, batch: Batch) -> Tensor:
         targets = targets_of(logits, batch)
         if config.bce_threshold is not None:
             targets = (targets > config.bce_threshold).to(logits.dtype)
@@ -92,7 +93,7 @@ def _bce_loss(config: LossConfig, targets_of: Loss) -> Loss:
 def _single_targets(smoothing: float, mixes: bool) -> Loss:
     """Targets[B, C] of one label per sample: the smoothing is spread over all classes."""
 
-    def targets_of(logits: Tensor, batch: MicroBatch) -> Tensor:
+    def targets_of(logits: Tensor, batch: Batch) -> Tensor:
         targets = torch.zeros_like(logits)
         if mixes:
             targets.scatter_add_(1, batch.labels[:, None], batch.lam[:, None])
@@ -110,7 +111,7 @@ def _several_targets(multi_hot: MultiHot, smoothing: float, mixes: bool) -> Loss
     Each class is a question of its own with two answers, over which the smoothing is spread.
     """
 
-    def targets_of(logits: Tensor, batch: MicroBatch) -> Tensor:
+    def targets_of(logits: Tensor, batch: Batch) -> Tensor:
         targets = multi_hot(batch.labels)
         if mixes:
             targets = torch.lerp(multi_hot(batch.mixed_labels), targets, batch.lam[:, None])
@@ -139,7 +140,7 @@ def _distilled(config: LossConfig, loss: Loss, teacher: Teacher) -> Loss:
 
     distance = hard if config.distillation == "hard" else soft
 
-    def losses_of(logits: Tensor, batch: MicroBatch) -> Tensor:
+    def losses_of(logits: Tensor, batch: Batch) -> Tensor:
         teachers = teacher(batch.images_BCHW)
         return (1 - share) * loss(logits, batch) + share * distance(logits, teachers)
 

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from trainyard.course import Course, Phase
+from trainyard.data.batch import Batch
 from trainyard.errors import RecipeError
-from trainyard.training.step import Batch, TrainStep, is_out_of_memory, num_parts
+from trainyard.training.step import TrainStep, is_out_of_memory, num_parts
 from trainyard.world import gather, together
 
 _FREE = 1 << 28  # bytes of a GPU that the search leaves to what varies from step to step

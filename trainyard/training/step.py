@@ -4,12 +4,13 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trainyard.averaging.base import Averager
+from trainyard.data.batch import Batch
 from trainyard.errors import RecipeError
 from trainyard.monitor.meters import StepStats
 from trainyard.training.buffers import Buffers
@@ -17,40 +18,9 @@ from trainyard.training.precision import autocast
 from trainyard.training.update import Update
 from trainyard.world import World, seed_generators
 
-
-class WeightedImages(Protocol):
-    """One rank's images and their weights[B], on the device."""
-
-    @property
-    def images_BCHW(self) -> Tensor: ...
-    @property
-    def weights(self) -> Tensor: ...
-
-
-class Batch(WeightedImages, Protocol):
-    """One rank's share of a global batch."""
-
-    @property
-    def labels(self) -> Tensor: ...
-    @property
-    def mixed_labels(self) -> Tensor: ...
-    @property
-    def lam(self) -> Tensor: ...
-
-
-class MicroBatch(NamedTuple):
-    """The samples of one forward and backward pass."""
-
-    images_BCHW: Tensor
-    labels: Tensor
-    mixed_labels: Tensor
-    lam: Tensor  # the target is `lam` of the label and 1 - `lam` of the mixed label
-    weights: Tensor
-
-
 Divisor = Callable[[], Tensor]
 """Gives the divisor of a loss; see Averager.divisor."""
-Loss = Callable[[Tensor, MicroBatch], Tensor]
+Loss = Callable[[Tensor, Batch], Tensor]
 """Gives losses[B] for float32 logits[B, C] and their micro-batch."""
 
 # Messages of allocation failures other than torch's own error for a GPU: from the CPU allocator,
@@ -100,7 +70,7 @@ class Passes:
         """
         # Dropout is seeded by the step, so that a resumed run is alike without a saved state.
         seed_generators(_seed_of(self.seed, self.world.rank, step), batch.weights.device)
-        micro_batches = list(_split(batch, micro))
+        micro_batches = batch.split(num_parts(len(batch.labels), micro))
         if self.graphs and len(micro_batches) > 1:
             _allocate_gradients(self.model)
         sums = torch.zeros(2, device=batch.weights.device)
@@ -110,7 +80,7 @@ class Passes:
         with self.averager.accumulating() if is_local else nullcontext():
             return sums + self._forward_backward(micro_batches[-1], divisor, scale)
 
-    def _forward_backward(self, batch: MicroBatch, divisor: Divisor, scale: Tensor) -> Tensor:
+    def _forward_backward(self, batch: Batch, divisor: Divisor, scale: Tensor) -> Tensor:
         with autocast(batch.images_BCHW.device, self.autocast):
             logits = self.model(batch.images_BCHW)
         losses = self.loss(logits.float(), batch)
@@ -212,10 +182,3 @@ def num_parts(share: int, size: int | None) -> int:
     """Micro-batches of at most `size` samples that a rank's share takes; they are equal but for one
     sample, since batch norm cannot normalise a small rest."""
     return max(1, -(-share // (size or max(share, 1))))
-
-
-def _split(batch: Batch, micro: int | None) -> Iterator[MicroBatch]:
-    count = num_parts(len(batch.labels), micro)
-    columns = (getattr(batch, name) for name in MicroBatch._fields)
-    for parts in zip(*(torch.tensor_split(column, count) for column in columns), strict=True):
-        yield MicroBatch(*parts)

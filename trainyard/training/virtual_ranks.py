@@ -5,16 +5,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from trainyard.averaging.virtual_ranks import VirtualRanks, turns
+from trainyard.data.batch import Batch
 from trainyard.errors import RecipeError
 from trainyard.monitor.meters import StepStats
 from trainyard.training.step import (
-    Batch,
     Divisor,
-    MicroBatch,
     TrainStep,
     num_parts,
     shortage_named,
@@ -52,12 +50,12 @@ class VirtualRanksStep(TrainStep):
 
     def _sums(self, batch: Batch, counts: Tensor, step: int, divisor: Divisor) -> Tensor:
         """What Passes gives, [2, K]; leaves the gradient and the statistics of the global batch."""
-        parts = _split(batch, len(self._passes))
+        parts = batch.split(len(self._passes))
         sums_2K = counts.new_zeros(2, len(parts))
         for turn, number in enumerate(turns(len(parts))):
             if turn > 0:
                 self.buffers.restore()
-            part = parts[number]
+            part = parts[number].aligned() if len(parts) > 1 else batch
             with self._explained(len(part.labels)), self.averager.passes_of(turn, counts[number]):
                 sums_2K[:, number] = self._passes[number](
                     part, step, micro=self.micro, divisor=divisor, scale=self.update.loss_scale
@@ -78,13 +76,3 @@ class VirtualRanksStep(TrainStep):
                 value=self.averager.total,
                 reason=str(error).partition(".")[0],
             ) from None
-
-
-def _split(batch: Batch, count: int) -> list[MicroBatch]:
-    """The samples of each virtual rank, of which all have equally many."""
-    columns = [torch.tensor_split(getattr(batch, name), count) for name in MicroBatch._fields]
-    parts = [MicroBatch(*part) for part in zip(*columns, strict=True)]
-    if count == 1:
-        return parts
-    # A copy has the alignment of a whole batch: a kernel may depend on it.
-    return [part._replace(images_BCHW=part.images_BCHW.clone()) for part in parts]

@@ -21,7 +21,6 @@ from trainyard.data.batch import Batch, Keys
 from trainyard.data.rng import fold_in, uniforms
 from trainyard.training.config import LossConfig
 from trainyard.training.losses import build_loss
-from trainyard.training.step import MicroBatch
 
 torch.set_num_threads(1)
 
@@ -163,8 +162,7 @@ def test_images_and_targets_are_timms(
         if mode == "pair":
             assert torch.equal(found.lam, found.lam.flip(0))
         logits = torch.randn(12, CLASSES, generator=torch.Generator().manual_seed(number))
-        columns = (getattr(found, name) for name in MicroBatch._fields)
-        losses = build_loss(LossConfig(), 0.1, teacher=None)(logits, MicroBatch(*columns))
+        losses = build_loss(LossConfig(), 0.1, teacher=None)(logits, found)
         expected = SoftTargetCrossEntropy()(logits, targets)  # type: ignore[no-untyped-call]
         torch.testing.assert_close(losses.mean(), expected, rtol=1e-6, atol=1e-6)
         plain = mix(settings.model_copy(update={"mix_prob": 0.0}), batch, keys)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trainyard.course import Course, Due, Phase
 from trainyard.data.augment.transforms import BatchTransform, PixelTransform
-from trainyard.data.batch import COLUMNS, Batch, HostBatch, Keys, PixelBatch
+from trainyard.data.batch import TENSORS, Batch, HostBatch, Keys, PixelBatch
 from trainyard.data.device.copies import Transfer
 
 
@@ -180,14 +180,11 @@ class Feed:
         self.close()
 
 
-_TENSORS = [*COLUMNS, "images_BCHW", "mixed_labels", "lam"]  # of a Batch
-
-
 def _joined(parts: Sequence[Batch]) -> Batch:
     """One batch of the samples of all."""
     if len(parts) == 1:
         return parts[0]
-    tensors: Any = {name: torch.cat([getattr(part, name) for part in parts]) for name in _TENSORS}
+    tensors: Any = {name: torch.cat([getattr(part, name) for part in parts]) for name in TENSORS}
     return Batch(**tensors)
 
 
@@ -195,14 +192,11 @@ def split(batches: Iterable[Batch], count: int) -> Iterator[Batch]:
     """Copies of the samples of each of `count` virtual ranks, but for those without samples.
 
     A batch without samples stays as one, from which this rank learns the width of scores.
-    A copy has the alignment of a whole batch, on which a kernel may depend.
     """
     for batch in batches:
-        columns = [getattr(batch, name).tensor_split(count) for name in _TENSORS]
-        for number, part in enumerate(zip(*columns, strict=True)):
-            if not number or len(part[0]):
-                tensors: Any = zip(_TENSORS, [tensor.clone() for tensor in part], strict=True)
-                yield Batch(**dict(tensors))
+        for number, part in enumerate(batch.split(count)):
+            if not number or len(part.ids):
+                yield part.aligned()
 
 
 class EvaluationFeeds:
