@@ -5,6 +5,10 @@ from numpy.typing import NDArray
 
 UInt64s = NDArray[np.uint64]
 
+# Parts of keys, which keep uses of a seed independent of each other. Runs depend on these numbers.
+CROPS, WINDOWS, PASSES, STARTS, POLICIES, JITTER, ERASING = range(1, 8)
+MIXING, SHARDS, SHUFFLES, EXTRA, FLIPS, TRANSLATIONS = range(8, 14)
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
 _MASK64 = (1 << 64) - 1
 _ROUNDS = np.arange(1, 7, dtype=np.uint64) * _GOLDEN

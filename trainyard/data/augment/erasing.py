@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainyard.data.batch import Batch, Keys
-from trainyard.data.rng import between, fold_in, uniforms
+from trainyard.data.rng import ERASING, between, fold_in, uniforms
 
-_STREAM = 7  # keeps erasing independent of other uses of the same seed
 _ATTEMPTS = 10  # this and the limits as in timm
 _AREA = (0.02, 1 / 3)  # share of the image
 _LOG_ASPECT = (math.log(0.3), math.log(1 / 0.3))  # logarithm of height over width
@@ -46,7 +45,7 @@ class RandomErasing:
         return batch
 
     def _keys(self, keys: Keys, use: int) -> NDArray[np.uint64]:
-        stream = np.full_like(keys.ids, _STREAM)
+        stream = np.full_like(keys.ids, ERASING)
         return fold_in(self._seed, stream, keys.visits, keys.ids, np.full_like(keys.ids, use))
 
     def _boxes(self, keys: Keys, height: int, width: int) -> _Boxes:

@@ -10,14 +10,13 @@ from torch import Tensor
 
 from trainyard.data.batch import Batch, Keys
 from trainyard.data.index.label_lists import LabelLists
-from trainyard.data.rng import fold_in
+from trainyard.data.rng import EXTRA, fold_in
 from trainyard.errors import RecipeError
 from trainyard.own_code import blamed, imported
 from trainyard.world import seed_generators
 
 KEY = "augment.extra"
 Targets = Callable[[Tensor], Tensor]
-_STREAM = 11  # keeps it independent of other uses of the same seed
 
 
 class Extra:
@@ -37,7 +36,7 @@ class Extra:
         self._function: Callable[..., Any] = imported(KEY, name)
 
     def __call__(self, batch: Batch, keys: Keys) -> Batch:
-        parts = (np.array([part]) for part in (_STREAM, keys.position, self._rank))
+        parts = (np.array([part]) for part in (EXTRA, keys.position, self._rank))
         seed = int(fold_in(self._seed, *parts)[0])
         images_BCHW = batch.images_BCHW
         generator = torch.Generator(images_BCHW.device).manual_seed(seed)

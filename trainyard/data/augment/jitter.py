@@ -8,9 +8,8 @@ from torch import Tensor
 from trainyard.data.augment import kernels
 from trainyard.data.augment.kernels import KernelCall, run
 from trainyard.data.batch import Keys
-from trainyard.data.rng import fold_in, uniforms
+from trainyard.data.rng import JITTER, fold_in, uniforms
 
-STREAM = 6  # keeps these draws independent of other uses of the same seed
 KINDS = ("brightness", "contrast", "saturation", "hue")
 
 
@@ -34,7 +33,7 @@ class ColorJitter:
         self, ids: NDArray[np.int64], visits: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Orders, first `KINDS[order[:, 0]]`, then ..., and factors by kind; each [B, 4]."""
-        random = uniforms(fold_in(self._seed, np.full_like(ids, STREAM), visits, ids), 8)
+        random = uniforms(fold_in(self._seed, np.full_like(ids, JITTER), visits, ids), 8)
         low = np.maximum(0.0, 1 - self._strengths)
         high = 1 + self._strengths
         low[3], high[3] = -self._strengths[3], self._strengths[3]

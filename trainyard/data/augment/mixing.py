@@ -15,9 +15,7 @@ from torch import Tensor
 
 from trainyard.data.augment.config import AugmentConfig
 from trainyard.data.batch import Batch, Keys
-from trainyard.data.rng import UInt64s, fold_in, uniforms
-
-_STREAM = 8  # keeps mixing independent of other uses of the same seed
+from trainyard.data.rng import MIXING, UInt64s, fold_in, uniforms
 
 Floats = NDArray[np.float64]
 
@@ -45,7 +43,7 @@ class Mixing:
         size = (batch.images_BCHW.shape[2], batch.images_BCHW.shape[3])
         alone = batch.weights.flip(0) == 0
         if self._config.mix_mode == "batch":
-            key = fold_in(self._seed, np.array([_STREAM]), np.array([keys.position]))
+            key = fold_in(self._seed, np.array([MIXING]), np.array([keys.position]))
             lam = self._mix_alike(batch.images_BCHW, alone, self._draw(key, *size))
         else:
             lam = self._mix_each(batch.images_BCHW, alone, self._draw(self._each_key(keys), *size))
@@ -60,7 +58,7 @@ class Mixing:
         rows = np.arange(count)
         if self._config.mix_mode == "pair":
             rows = np.minimum(rows, count - 1 - rows)
-        stream = np.full(count, _STREAM)
+        stream = np.full(count, MIXING)
         return fold_in(self._seed, stream, keys.visits[rows], keys.ids[rows])
 
     def _draw(self, keys: UInt64s, height: int, width: int) -> _Mixes:

@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data.rng import fold_in, uniforms
+from trainyard.data.rng import POLICIES, fold_in, uniforms
 
-STREAM = 5  # keeps these draws independent of other uses of the same seed
 _PER_LAYER = 6  # random numbers per operation: choice, chance, noise (two), sign, detail
 
 Floats = NDArray[np.float64]
@@ -156,7 +155,7 @@ def draw(
     policy: Policy, seed: int, ids: NDArray[np.int64], visits: NDArray[np.int64]
 ) -> DrawnOperations:
     """Draws from timm's distributions: see RandAugment and AugmentOp in timm.data.auto_augment."""
-    keys = fold_in(seed, np.full_like(ids, STREAM), visits, ids)
+    keys = fold_in(seed, np.full_like(ids, POLICIES), visits, ids)
     random = uniforms(keys, _PER_LAYER * policy.layers + len(policy.ops))
     layers = random[:, : _PER_LAYER * policy.layers].reshape(len(ids), policy.layers, _PER_LAYER)
     choice, chance, noise, angle, sign, detail = np.moveaxis(layers, 2, 0)

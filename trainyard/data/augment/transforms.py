@@ -17,10 +17,8 @@ from trainyard.data.augment.jitter import ColorJitter
 from trainyard.data.augment.mixing import Mixing
 from trainyard.data.augment.randaugment import RandAugment
 from trainyard.data.batch import Batch, Keys
-from trainyard.data.rng import fold_in, uniforms
+from trainyard.data.rng import TRANSLATIONS, fold_in, uniforms
 from trainyard.errors import RecipeError
-
-_STREAM = 13  # keeps translations independent of other uses of the same seed
 
 
 class Translate:
@@ -39,7 +37,7 @@ class Translate:
             raise RecipeError(
                 "recipe.translate-too-large", value=self._pixels, size=min(height, width)
             )
-        key = fold_in(self._seed, np.full_like(keys.ids, _STREAM), keys.visits, keys.ids)
+        key = fold_in(self._seed, np.full_like(keys.ids, TRANSLATIONS), keys.visits, keys.ids)
         drawn = np.floor(uniforms(key, 2) * (2 * self._pixels + 1)).astype(np.int64) - self._pixels
         # One copy, small enough that the driver does not wait for the device.
         offsets = torch.from_numpy(drawn).to(pixels_BCHW.device, non_blocking=True)

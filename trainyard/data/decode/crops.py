@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data.rng import between, fold_in, uniforms
+from trainyard.data.rng import CROPS, FLIPS, between, fold_in, uniforms
 from trainyard.image_size import ImageSize, height_width
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -22,8 +22,6 @@ Pixel = tuple[int, ...]
 """The values of a pixel's channels, 0 to 255."""
 
 _ATTEMPTS = 10  # as in torchvision and timm
-_CROP_STREAM = 1  # keeps crops independent of other uses of the same seed
-_FLIP_STREAM = 12
 
 
 class Crops(NamedTuple):
@@ -73,7 +71,7 @@ class RandomResizedCrop:
     pad: Pixel | None = None  # see Crops
 
     def draw(self, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> CropParameters:
-        stream = np.full_like(ids, _CROP_STREAM)
+        stream = np.full_like(ids, CROPS)
         random = uniforms(fold_in(self.seed, stream, epochs, ids), 3 + 2 * _ATTEMPTS)
         shares = between(self.scale, random[:, 3 : 3 + _ATTEMPTS])
         logarithms = np.log(self.ratio[0]), np.log(self.ratio[1])
@@ -81,7 +79,7 @@ class RandomResizedCrop:
         drawn = np.concatenate([random[:, :2], shares, ratios], axis=1)
         flips = random[:, 2] < self.flip
         if self.alternates:
-            first = uniforms(fold_in(self.seed, np.full_like(ids, _FLIP_STREAM), ids), 1)[:, 0]
+            first = uniforms(fold_in(self.seed, np.full_like(ids, FLIPS), ids), 1)[:, 0]
             flips = (first < 0.5) ^ (epochs % 2 == 1)
         parameters = RandomCropParameters(drawn, flips, self.ratio)
         return parameters if self.fit == "crop" else RelativeCropParameters(parameters, self.pad)

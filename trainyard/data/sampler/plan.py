@@ -11,12 +11,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data.rng import UInt64s, fold_in, permute, splitmix64
+from trainyard.data.rng import PASSES, STARTS, WINDOWS, UInt64s, fold_in, permute, splitmix64
 
 Ids = NDArray[np.int64]
 
 # These numbers keep uses of a seed independent of each other and of crops, which use stream 1.
-_WINDOW_STREAM, _PASS_STREAM, _START_STREAM = 2, 3, 4
 _BLOCKS_PER_WINDOW = 16
 _SHARE_BITS = 16  # shares of classes are multiples of 2**-16 draws, equal on all machines
 _RESAMPLING_WINDOW = 5120  # samples; about the shuffle buffer usual with WebDataset
@@ -163,7 +162,7 @@ class WeightedPlan(EndlessPlan):
         for number, size in enumerate(self.sizes):
             mine = np.flatnonzero(part == number)
             passes = draw[mine] // size
-            keys = _keys(self.seed, _PASS_STREAM, np.full_like(passes, number), passes)
+            keys = _keys(self.seed, PASSES, np.full_like(passes, number), passes)
             within = draw[mine] % size
             if self.locality:
                 ids[mine] = first + _permute_blocks(within, keys, size, _block(self.locality))
@@ -213,7 +212,7 @@ class BalancedPlan(EndlessPlan):
         part, draw = self._draws(positions)
         first = np.concatenate([[0], self.ends])[part]
         passes, within = np.divmod(draw, self.ends[part] - first)
-        keys = _keys(self.seed, _PASS_STREAM, part, passes)
+        keys = _keys(self.seed, PASSES, part, passes)
         order = np.argsort(part, kind="stable")
         borders = np.flatnonzero(np.diff(part[order])) + 1
         for mine in np.split(order, borders):
@@ -291,7 +290,7 @@ class ResampledPlan(EndlessPlan):
     def _ids(self, positions: Ids) -> Ids:
         length = _RESAMPLING_WINDOW // self.run * self.run
         windows = positions // length
-        keys = _keys(self.seed, _WINDOW_STREAM, windows)
+        keys = _keys(self.seed, WINDOWS, windows)
         runs, step = np.divmod(
             windows * length + permute(positions % length, keys, length), self.run
         )
@@ -305,7 +304,7 @@ class ResampledPlan(EndlessPlan):
 
     def _starts(self, runs: Ids) -> Ids:
         """The id at which each run begins."""
-        keys = _keys(self.seed, _START_STREAM, runs)
+        keys = _keys(self.seed, STARTS, runs)
         draw = _remainder(keys, self.epoch_samples)
         part = np.searchsorted(np.cumsum(self.draws), draw, side="right")
         sizes: Ids = np.array(self.sizes)
@@ -391,7 +390,7 @@ def _shuffled(positions: Ids, epochs: Ids, size: int, *, seed: int, locality: in
     block = _block(locality)
     length = locality // block * block  # of a window; the last one is shorter
     windows = positions // length
-    window_keys = _keys(seed, _WINDOW_STREAM, epochs, windows)
+    window_keys = _keys(seed, WINDOWS, epochs, windows)
     within = positions % length
     is_last = windows == size // length
     for some, length_here in ((~is_last, length), (is_last, size % length)):

@@ -15,13 +15,12 @@ from trainyard.data.decode.crops import Interpolation, RandomResizedCrop
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.tar import SequentialReader
 from trainyard.data.formats.webdataset import Streamed, streamed
-from trainyard.data.rng import fold_in, permute, uniforms
+from trainyard.data.rng import SHARDS, SHUFFLES, fold_in, permute, uniforms
 from trainyard.data.stream.open_shard import open_shard
 from trainyard.errors import DataError
 from trainyard.image_size import ImageSize
 from trainyard.printable import print_line
 
-_SHARD_STREAM, _SHUFFLE_STREAM = 9, 10  # separate these uses of a seed from others
 _DRAWS = 1024  # random numbers made at a time
 _POSITION_BITS = 32
 
@@ -96,7 +95,7 @@ def shards_of(count: int, *, seed: int, number: int, rank: int, size: int) -> li
     """The shards that a rank reads in a pass, in order: every size-th, shuffled for each pass."""
     mine = np.arange(rank, count, size, dtype=np.int64)
     places = np.arange(len(mine))
-    keys = fold_in(seed, *(np.full_like(places, part) for part in (_SHARD_STREAM, number, rank)))
+    keys = fold_in(seed, *(np.full_like(places, part) for part in (SHARDS, number, rank)))
     order: list[int] = mine[permute(places, keys, len(mine))].tolist()
     return order
 
@@ -157,5 +156,5 @@ def _draws(seed: int, number: int, rank: int) -> Iterator[float]:
     """Random numbers in [0, 1), equal for the same pass and rank."""
     for first in count(0, _DRAWS):
         places = np.arange(first, first + _DRAWS)
-        key = (np.full_like(places, part) for part in (_SHUFFLE_STREAM, number, rank))
+        key = (np.full_like(places, part) for part in (SHUFFLES, number, rank))
         yield from uniforms(fold_in(seed, *key, places), 1)[:, 0].tolist()
