@@ -30,14 +30,13 @@ from trainyard.cli import (
     train,
 )
 from trainyard.data.storage.credentials import without_secrets
-from trainyard.distributed import discover
+from trainyard.distributed import discover_or_alone
 from trainyard.errors import InputError, NotSaved, Plain, Stopped, TrainyardError
 from trainyard.files import WRITER, disk_error
 from trainyard.hints import as_question, closest, hint_at_argument
 from trainyard.installation import VERSION, remark_on_other_distribution
 from trainyard.printable import printable
 from trainyard.streams import lost_output
-from trainyard.world import World
 
 _PATH_ERRORS = (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
@@ -61,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     given = sys.argv[1:] if arguments is None else arguments
     try:
-        if (remark := remark_on_other_distribution()) and _world().is_first:
+        if (remark := remark_on_other_distribution()) and discover_or_alone().is_first:
             print(f"trainyard: {remark}", file=sys.stderr)
         words, overrides = split_overrides(given)
         options, unknown = _parser().parse_known_args(words)
@@ -109,7 +108,7 @@ def _check_working_directory() -> None:
 def _print_startup_line(options: argparse.Namespace) -> None:
     """A line on a terminal at once, if it may take longer than 0.3 s until the command has one."""
     is_interactive = sys.stderr.isatty() and not getattr(options, "quiet", False)
-    if is_interactive and (line := _startup_line(options)) and _world().is_first:
+    if is_interactive and (line := _startup_line(options)) and discover_or_alone().is_first:
         print(f"{options.parser.prog}: {line}", file=sys.stderr, flush=True)
 
 
@@ -153,7 +152,7 @@ def print_error(error: TrainyardError, *, as_json: bool = False) -> int:
 
     `as_json`: on stdout too, with its code and fields, for the program that reads it.
     """
-    if not error.is_shared or _world().is_first:
+    if not error.is_shared or discover_or_alone().is_first:
         lines = "\n" if "traceback" in error.fields else ""
         message = printable(without_secrets(str(error)), keep=lines)
         print(f"trainyard: {message}", file=sys.stderr)
@@ -284,14 +283,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _world() -> World:
-    """The world of this process; a world of one if the environment contradicts itself."""
-    try:
-        return discover()
-    except InputError:
-        return World()
-
-
 def end(code: int) -> NoReturn:
     """End this process; immediately if it has failed as one of several ranks, or while it writes.
 
@@ -299,7 +290,7 @@ def end(code: int) -> NoReturn:
     inside torch at the end aborts the process.
     """
     is_writing = any(thread.name == WRITER for thread in threading.enumerate())
-    if code and (is_writing or _world().size > 1):
+    if code and (is_writing or discover_or_alone().size > 1):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

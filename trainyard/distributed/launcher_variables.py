@@ -120,6 +120,14 @@ def discover(env: Mapping[str, str] = os.environ) -> World:
     return _found(env)[1]
 
 
+def discover_or_alone() -> World:
+    """Like `discover`; a world of one if the environment contradicts itself."""
+    try:
+        return discover()
+    except InputError:
+        return World()
+
+
 def _found(env: Mapping[str, str]) -> tuple[Starter, World]:
     given = [(starter, values) for starter in STARTERS if (values := _values(starter, env))]
     if not given:

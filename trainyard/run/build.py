@@ -26,8 +26,8 @@ from trainyard.data.feeds import Feeds
 from trainyard.data.index.table import Index
 from trainyard.data.open_datasets import Datasets, open_datasets
 from trainyard.data.stream.shards import Stream
-from trainyard.distributed import Heartbeat, discover
-from trainyard.errors import InputError, RecipeError
+from trainyard.distributed import Heartbeat, discover_or_alone
+from trainyard.errors import RecipeError
 from trainyard.image_size import height_width, num_pixels
 from trainyard.model.build import build_model
 from trainyard.model.drop_path import drop_path_setter
@@ -92,14 +92,14 @@ def build_averager(config: RunConfig, world: World, device: torch.device) -> Ave
     if name == "sharded":
         return Sharded(config.average, world, device, AUTOCASTS[config.batch.precision])
     if name == "gossip":
-        announce_topology(config.average)
+        announce_own(TOPOLOGY, config.average.topology)
     return AVERAGERS[name](config.average, world)
 
 
-def announce_topology(average: AverageConfig) -> None:
-    """Print the file of a topology of the user's own, on the first rank."""
-    if average.topology and is_own(average.topology) and _is_first():
-        announce(TOPOLOGY, average.topology)
+def announce_own(key: str, name: str | None) -> None:
+    """Print, on the first rank, the user's own file that a recipe key imports, if it does."""
+    if name is not None and is_own(name) and discover_or_alone().is_first:
+        announce(key, name)
 
 
 def _averager_name(config: RunConfig, world: World) -> str:
@@ -210,20 +210,11 @@ def check_extra_transform(config: RunConfig, data: Index | Stream, device: torch
     extra = config.augment.extra
     if extra is None:
         return
-    if _is_first():
-        announce("augment.extra", extra)
+    announce_own("augment.extra", extra)
     size = config.data.image_size
     shape = (config.data.channels, *height_width(size))
     several, count = has_lists(data), len(data.classes)
     check_extra(extra, shape=shape, num_classes=count, device=device, has_lists=several)
-
-
-def _is_first() -> bool:
-    """True on the rank that prints messages, and in a program that contradicts its variables."""
-    try:
-        return discover().is_first
-    except InputError:
-        return True
 
 
 def build_feeds(config: RunConfig, world: World, device: torch.device) -> Feeds:
@@ -254,8 +245,7 @@ def reestimate_bn_statistics(
 
 def build_run_model(config: RunConfig, num_classes: int) -> nn.Module:
     """The model for every image size of the recipe, freshly initialised, with frozen parameters."""
-    if is_own(config.model.name) and _is_first():
-        announce("model.name", config.model.name)
+    announce_own("model.name", config.model.name)
     sizes = {config.data.image_size, *map(stage_size, config.schedule.image_size)}
     largest = max(sizes, key=num_pixels)  # position embeddings get the finest trained grid
     if config.data.eval_size is not None:
