@@ -81,24 +81,19 @@ def train_joined(
     ):
         watchdog.write_to(folder.stacks)
         trainer = Trainer(parts, sinks, watchdog)
-        with _recording_failure(trainer.report, folder, check, world.is_first):
+        with _recording_failure(trainer, check):
             return sinks.concluded(trainer.train())
 
 
 @contextmanager
-def _recording_failure(
-    report: Reporter, folder: RunDirectory, check: Callable[[], None], is_first: bool
-) -> Iterator[None]:
+def _recording_failure(trainer: "Trainer", check: Callable[[], None]) -> Iterator[None]:
     """Inside, an error becomes an event in metrics.jsonl, for whoever asks why a run has ended."""
     try:
         yield
     except Exception as error:
         text = str(error) if isinstance(error, TrainyardError | OSError) else repr(error)
-        if is_first:
-            # The disk may be full, and the directory another run's by now.
-            with suppress(OSError, TrainyardError):
-                write = JsonLinesSink(folder.metrics, check).write
-                replace(report, write=write).warn(FAILED[0], without_secrets(text))
+        if trainer.world.is_first:
+            trainer.append(FAILED[0], without_secrets(text), check)
         raise
 
 
@@ -436,19 +431,21 @@ class Trainer:
         return self.course.every(self.config.run.save_every)
 
     def _record_loss(self, event: str, reason: str) -> str:
-        """The reason why all ranks end, with the step from which the run resumes, as a warning.
-
-        It is appended to metrics.jsonl, by any rank: the first one, which writes for all, may be
-        lost.
-        """
-        folder = self.parts.folder
-        latest = folder.checkpoints / "latest"
+        """The reason why all ranks end, with the step from which the run resumes; see `append`."""
+        latest = self.parts.folder.checkpoints / "latest"
         how = f"resumes from {latest.resolve().name}" if latest.exists() else "starts again"
         message = f"{reason}; the same command {how}"
-        # The directory may have been renamed: that is what ended the first rank then.
-        with suppress(OSError):
-            replace(self.report, write=JsonLinesSink(folder.metrics).write).warn(event, message)
+        self.append(event, message)
         return message
+
+    def append(self, event: str, message: str, check: Callable[[], None] = lambda: None) -> None:
+        """Append a warning to metrics.jsonl, from any rank: the first one may be lost.
+
+        Nothing happens if the disk is full, or the directory is another run's by now.
+        """
+        with suppress(OSError, TrainyardError):
+            write = JsonLinesSink(self.parts.folder.metrics, check).write
+            replace(self.report, write=write).warn(event, message)
 
     def _outcome(self, stopped: type[Stopped] | None) -> Outcome:
         state = self.state
