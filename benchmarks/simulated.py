@@ -27,7 +27,7 @@ from trainyard.optim.groups import set_group_rates
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.run.build import build_feeds
 from trainyard.run.parts import Parts, build_parts
-from trainyard.training.evaluate import evaluate
+from trainyard.training.evaluate import Evaluator
 from trainyard.training.precision import AUTOCASTS, autocast
 from trainyard.training.predictions import summary
 from trainyard.world import World
@@ -59,14 +59,13 @@ def simulated(_rank: int, job: Job, _port: int, folder: Path) -> Run:
                 distances.append(replicas.distance())
     replicas.take_mean()
     with feeds.evaluation(parts.data.val) as feed:
-        found = evaluate(
-            {"": parts.model.eval()},
-            feed,
+        evaluator = Evaluator(
             num_samples=len(parts.data.val),
             world=parts.world,
             device=parts.device,
             precision=replicas.precision,
         )
+        found = evaluator.predictions({"": parts.model.eval()}, feed)
     figures = summary(found, parts.data.val.label)
     return {
         "top1": figures["top1"],

@@ -36,7 +36,7 @@ from trainyard.model.ema import Ema
 from trainyard.optim.config import OptimConfig
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.training.bn_statistics import estimate_statistics
-from trainyard.training.evaluate import Views, evaluate
+from trainyard.training.evaluate import Evaluator, Views
 from trainyard.training.step import TrainStep
 from trainyard.training.update import DynamicLossScale, clip_by_norm, no_clip
 from trainyard.world import World
@@ -266,14 +266,8 @@ def judge(world: World) -> tuple[list[Any], int, list[Any], bool]:
     averager.wrap(model)
     with averager.consensus():
         images = estimate_statistics([model], [share(world, 12), share(world, 4)], world=world)
-        said = evaluate(
-            {"": model},
-            [share(world, 1)],
-            num_samples=1,
-            world=world,
-            device=CPU,
-            views=Views(True),
-        )
+        evaluator = Evaluator(num_samples=1, world=world, device=CPU, views=Views(True))
+        said = evaluator.predictions({"": model}, [share(world, 1)])
     statistics = whole_weights(model)["bn1.running_var"]
     is_whole = any(not isinstance(parameter, DTensor) for parameter in model.parameters())
     return [said[""].loss.tolist(), said[""].place.tolist()], images, statistics.tolist(), is_whole
@@ -286,14 +280,8 @@ def test_ranks_without_images_take_part() -> None:
     shares = [share(World(rank=rank, size=NUM_RANKS), 12) for rank in range(NUM_RANKS)]
     shares.append(share(World(rank=0, size=NUM_RANKS), 4))  # the other shares are of one image
     assert estimate_statistics([model], shares, world=alone) == 14
-    said = evaluate(
-        {"": model},
-        [share(alone, 1)],
-        num_samples=1,
-        world=alone,
-        device=CPU,
-        views=Views(True),
-    )
+    evaluator = Evaluator(num_samples=1, world=alone, device=CPU, views=Views(True))
+    said = evaluator.predictions({"": model}, [share(alone, 1)])
     for (losses, places), images, statistics, is_whole in results:
         assert images == 14
         assert losses == pytest.approx(said[""].loss.tolist(), rel=1e-4)

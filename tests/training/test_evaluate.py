@@ -28,7 +28,7 @@ from trainyard.data.feeds import Feeds
 from trainyard.data.index.build import open_index
 from trainyard.data.index.table import Index
 from trainyard.run.labels import labels_of
-from trainyard.training.evaluate import Views, evaluate, score_labels
+from trainyard.training.evaluate import Evaluator, Views
 from trainyard.training.predictions import NOWHERE, Evaluation, Predictions, summary
 from trainyard.world import World
 
@@ -67,6 +67,11 @@ def evaluate_all(world: World, places: dict[str, Path]) -> dict[str, Predictions
     return {name: evaluate_one(world, open_index(str(path))) for name, path in places.items()}
 
 
+def evaluator_of(num_samples: int, **options: Any) -> Evaluator:
+    given: dict[str, Any] = {"world": World(), "device": CPU, **options}
+    return Evaluator(num_samples=num_samples, **given)
+
+
 def evaluate_one(world: World, index: Index) -> Predictions:
     config = recipe()
     feeds = Feeds(
@@ -81,7 +86,7 @@ def evaluate_one(world: World, index: Index) -> Predictions:
     model = build(len(index.classes))
     with feeds.evaluation(index) as feed:
         models = {"": model, "twice": model}
-        found = evaluate(models, feed, num_samples=len(index), world=world, device=CPU)
+        found = evaluator_of(len(index), world=world).predictions(models, feed)
     assert model.training  # as it was before
     assert all(map(np.array_equal, astuple(found[""]), astuple(found["twice"])))
     return found[""]
@@ -155,10 +160,11 @@ def summaries(world: World, places: dict[str, Path], listing: str) -> list[dict[
     found = []
     for location in (str(places["digits"]), listing):
         index = open_index(location)
-        judge: Any = evaluate if index.lists is None else score_labels
         with feeds.evaluation(index) as feed:
-            models = {"": build(len(index.classes))}
-            said = judge(models, feed, num_samples=len(index), world=world, device=CPU)
+            evaluator = evaluator_of(len(index), world=world)
+            has_lists = index.lists is not None
+            judge: Any = evaluator.label_scores if has_lists else evaluator.predictions
+            said = judge({"": build(len(index.classes))}, feed)
         found.append(summary(said, labels_of(index, len(index.classes))))
     return found
 
@@ -181,7 +187,7 @@ def test_all_metrics_are_equal_on_any_number_of_ranks(
 def score_one_image(world: World) -> list[list[float]]:
     num = 1 if world.is_first else 0
     parts = split([batch_of_images(torch.ones(num, 5, 1, 1))], 4)
-    (said,) = score_labels({"": Look()}, parts, num_samples=1, world=world, device=CPU).values()
+    (said,) = evaluator_of(1, world=world).label_scores({"": Look()}, parts).values()
     found: list[list[float]] = said.logits.tolist()
     return found
 
@@ -229,8 +235,7 @@ def judge(
     **options: Any,
 ) -> Predictions:
     given, num = batches(logits, labels, bad), len(logits)
-    options |= {"num_samples": num, "world": World(), "device": CPU}
-    return evaluate({"": model or Look()}, given, **options)[""]
+    return evaluator_of(num, **options).predictions({"": model or Look()}, given)[""]
 
 
 def test_of_equal_scores_the_lower_class_comes_first() -> None:
@@ -291,9 +296,7 @@ def test_a_flip_judges_the_mean_of_the_softmax() -> None:
     images = torch.randn(6, 4, 1, 2, generator=torch.Generator().manual_seed(1))
     batch = batch_of_images(images, torch.arange(6) % 4)
     models = {"": Lopsided()}
-    said = evaluate(models, [batch], num_samples=6, world=World(), device=CPU, views=Views(True))[
-        ""
-    ]
+    said = evaluator_of(6, views=Views(True)).predictions(models, [batch])[""]
     model = Lopsided()
     both = (model(images).softmax(dim=1) + model(images.flip(3)).softmax(dim=1)) / 2
     assert said.guess.tolist() == both.argmax(dim=1).tolist()
@@ -307,9 +310,7 @@ def test_a_flip_scores_labels_by_the_mean_of_the_sigmoid() -> None:
     weights = torch.tensor([1.0, 1, 1, 1, 1, 0])
     batch = replace(batch_of_images(images, weights=weights), ids=torch.arange(6).flip(0))
     models: dict[str, nn.Module] = {"": Lopsided()}
-    said = score_labels(
-        models, [batch], num_samples=6, world=World(), device=CPU, views=Views(True)
-    )[""]
+    said = evaluator_of(6, views=Views(True)).label_scores(models, [batch])[""]
     both = Lopsided()(images).sigmoid() + Lopsided()(images.flip(3)).sigmoid()
     expected = (both / 2).logit().T.flip(1)
     assert said.read.tolist() == [False, True, True, True, True, True]
@@ -321,10 +322,8 @@ def test_scales_judge_the_mean_over_enlargements_of_the_middle(scales: tuple[flo
     images = torch.randn(6, 4, 6, 6, generator=torch.Generator().manual_seed(1))
     batch = batch_of_images(images, torch.arange(6) % 4)
     model, views = Lopsided(), Views(True, scales)
-    found = evaluate({"": model}, [batch], num_samples=6, world=World(), device=CPU, views=views)
-    (listed,) = score_labels(
-        {"": model}, [batch], num_samples=6, world=World(), device=CPU, views=views
-    ).values()
+    found = evaluator_of(6, views=views).predictions({"": model}, [batch])
+    listed = evaluator_of(6, views=views).label_scores({"": model}, [batch])[""]
     expected, alone = [], []
     for scale in scales:
         rows = {1.0: slice(0, 6), 1.5: slice(1, 5), 2.0: slice(1, 4)}[scale]
@@ -363,7 +362,7 @@ def test_the_forward_pass_has_the_precision_asked_for() -> None:
 
 
 def test_without_samples_nothing_breaks() -> None:
-    found = evaluate({"": Look()}, [], num_samples=3, world=World(), device=CPU)[""].evaluation()
+    found = evaluator_of(3).predictions({"": Look()}, [])[""].evaluation()
     assert found == Evaluation(samples=0, bad=3, top1=0, top5=0, loss=0)
 
 

@@ -46,7 +46,7 @@ from trainyard.run.distillation import build_run_loss
 from trainyard.training import evaluate as evaluation
 from trainyard.training import precision, step
 from trainyard.training.checkpoint import TrainState
-from trainyard.training.evaluate import Views, evaluate
+from trainyard.training.evaluate import Evaluator, Views
 from trainyard.training.guard import Guard
 from trainyard.training.step import TrainStep
 from trainyard.world import World
@@ -232,7 +232,7 @@ def test_an_evaluation_waits_at_its_end_alone() -> None:
         "views": Views(True, (1, 1.2)),
     }
     with pytest.raises(HostWaits, match=r"copy of \(2, 4, 24\)"), Watched():
-        evaluate(models, batches(), columns=kept, **given)
+        Evaluator(columns=kept, **given).predictions(models, batches())
     assert taken == [0, 1, 2]
 
 

@@ -1,22 +1,17 @@
 """Evaluation of a checkpoint on a data set."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from copy import deepcopy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from torch import nn
 
 from trainyard.config import RunConfig
-from trainyard.data.batch import Batch
 from trainyard.data.config import Locations
-from trainyard.data.device.feed import split
 from trainyard.data.feeds import Feeds
 from trainyard.data.index.real_labels import Labels, read_labels
 from trainyard.data.index.table import Index
@@ -36,13 +31,13 @@ from trainyard.files import RunDirectory, read_json
 from trainyard.monitor.progress import counter
 from trainyard.run.build import build_feeds, check_decoding, trained_model
 from trainyard.run.labels import check_kind, labels_of
+from trainyard.run.predict import predict, shown
 from trainyard.run.pretrained import choose_weights
-from trainyard.run.temperature import Temperatures, calibrate, counted
+from trainyard.run.temperature import Temperatures, calibrate
 from trainyard.training import checkpoint
 from trainyard.training.averages import prefix_of
-from trainyard.training.evaluate import ONE_VIEW, Views, evaluate, score_labels
-from trainyard.training.label_scores import LabelScores
-from trainyard.training.precision import AUTOCASTS, use_precision
+from trainyard.training.evaluate import ONE_VIEW, Views
+from trainyard.training.precision import use_precision
 from trainyard.training.predictions import Predictions, reassessed_top1, summary
 from trainyard.training.reliability import calibration_error, wilson
 from trainyard.world import World, check_devices, pick_device, together, with_cores
@@ -137,10 +132,7 @@ def evaluate_checkpoint(
     world: World,
     console: Console,
 ) -> DataSetResult:
-    """Evaluate a checkpoint and its moving averages, every image once, on any number of ranks.
-
-    Every rank of the world calls it, and gets the result.
-    """
+    """Evaluate a checkpoint and its averages, every image once; all ranks call, and get all."""
     with init_distributed(world):
         device = pick_device(world := with_cores(world))
         check_devices(world, device)
@@ -152,7 +144,7 @@ def evaluate_checkpoint(
             check_decoding(config, device)
             progress = checkpoint.read_progress(path)
             classes, has_lists = progress["classes"], progress.get("has_lists", False)
-            names = _names(path, progress, question.ema)
+            names, best = _names(path, progress, question.ema), _best_average(path, progress)
         data = _open(config, question, classes, world, console=console)
         if world.is_first:
             warn(console, _remarks(config, path, question, data))
@@ -165,11 +157,14 @@ def evaluate_checkpoint(
         temperatures = _calibrated(
             config, feeds, data, models, question=question, path=path, console=console
         )
-        found = _predictions(config, feeds, data, models, views=question.views, console=console)
+        title, index, views = f"evaluating on {data.where}", data.index, question.views
+        with shown(config, feeds, index, title=title, console=console) as batches:
+            by_prefix = {prefix_of(name): model for name, model in models.items()}
+            found = predict(
+                config, feeds, batches, by_prefix, index=index, numbers=data.numbers, views=views
+            )
         with together(world):
-            best = _best_average(path, progress)
-            result = _result(data, found, classes, question, best=best)
-            return replace(result, temperatures=temperatures)
+            return _result(data, found, classes, question, best=best, temperatures=temperatures)
 
 
 def _calibrated(
@@ -194,67 +189,6 @@ def _calibrated(
         console=console,
     )
     return {prefix_of(name): temperature for name, temperature in found.items()}
-
-
-def _predictions(
-    config: RunConfig,
-    feeds: Feeds,
-    data: DataSet,
-    models: Mapping[str, nn.Module],
-    *,
-    views: Views,
-    console: Console,
-) -> dict[str, Predictions] | dict[str, LabelScores]:
-    with counter(console, f"evaluating on {data.where}", len(data.index)) as show:
-        return predict(
-            config,
-            feeds,
-            feeds.evaluation(data.index),
-            {prefix_of(name): model for name, model in models.items()},
-            index=data.index,
-            on_batch=lambda _, count: show(count),
-            numbers=data.numbers,
-            views=views,
-        )
-
-
-def predict(
-    config: RunConfig,
-    feeds: Feeds,
-    opened: AbstractContextManager[Iterable[Batch]],
-    models: Mapping[str, nn.Module],
-    *,
-    index: Index,
-    on_batch: Callable[[Batch, int], None],
-    numbers: Sequence[int] | None = None,
-    views: Views = ONE_VIEW,
-) -> dict[str, Predictions] | dict[str, LabelScores]:
-    """Predictions of each model for a whole data set; see training/evaluate.py.
-
-    `opened` gives the data set's batches: `feeds.evaluation`, or one of `feeds.evaluations`.
-    `on_batch` receives each batch and the number of samples started so far. A model on another
-    device, such as a moving average in host memory, is evaluated as a copy on the feeds' device.
-    """
-    with opened as feed:
-        here = {name: on_device(feeds.device, model) for name, model in models.items()}
-        batches = counted(feed, config.batch.size, len(index), on_batch)
-        if config.batch.virtual_ranks:
-            batches = split(batches, config.batch.virtual_ranks // feeds.world.size)
-        how: dict[str, Any] = {
-            "num_samples": len(index),
-            "world": feeds.world,
-            "device": feeds.device,
-            "precision": AUTOCASTS[config.batch.precision],
-            "columns": None if numbers is None else torch.tensor(numbers, device=feeds.device),
-            "views": views,
-        }
-        return (evaluate if index.lists is None else score_labels)(here, batches, **how)
-
-
-def on_device(device: torch.device, model: nn.Module) -> nn.Module:
-    """The model, or a copy of it on the device."""
-    found = next(model.parameters()).device
-    return model if found == device else deepcopy(model).to(device)
 
 
 def _open(
@@ -330,6 +264,7 @@ def _result(
     question: EvaluationOptions,
     *,
     best: str,
+    temperatures: Temperatures,
 ) -> DataSetResult:
     if not next(iter(predictions.values())).is_read().any():
         raise DataError("data.none-readable", location=data.where, num_images=len(data.index))
@@ -341,4 +276,5 @@ def _result(
         predictions=predictions,
         best_average=best,
         question=question,
+        temperatures=temperatures,
     )

@@ -5,7 +5,7 @@ beside the weights, temperature.json of a checkpoint, and becomes part of the cl
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 
@@ -15,17 +15,14 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from trainyard.config import RunConfig
-from trainyard.data.batch import Batch
 from trainyard.data.feeds import Feeds
 from trainyard.data.index.table import Index
 from trainyard.errors import CheckpointError, DataError, InputError
 from trainyard.files import read_json, write_text
 from trainyard.image_size import height_width
 from trainyard.model.adapt import classifier_keys
-from trainyard.monitor.progress import counter
-from trainyard.training.evaluate import score_labels
+from trainyard.run.predict import evaluator_of, shown
 from trainyard.training.label_scores import LabelScores
-from trainyard.training.precision import AUTOCASTS
 from trainyard.world import together
 
 _FILE = "temperature.json"
@@ -99,7 +96,10 @@ def calibrate(
         if fit and index.lists is not None:
             raise InputError("temperature.label-lists")
     if fit:
-        scores = _scores(config, feeds, index, models, numbers=numbers, console=console)
+        evaluator = evaluator_of(config, feeds, index, numbers=numbers)
+        title = "fitting the temperature"
+        with shown(config, feeds, index, title=title, console=console) as batches:
+            scores = evaluator.label_scores(models, batches)
         with together(world):
             if not any(own.read.any() for own in scores.values()):
                 raise DataError("data.none-readable", location=index.root, num_images=len(index))
@@ -112,31 +112,6 @@ def calibrate(
     for name, temperature in found.items():
         divide(models[name], temperature)
     return found
-
-
-def _scores(
-    config: RunConfig,
-    feeds: Feeds,
-    index: Index,
-    models: Mapping[str, nn.Module],
-    *,
-    numbers: Sequence[int] | None,
-    console: Console,
-) -> dict[str, LabelScores]:
-    """All logits of all images: 4 bytes of memory for each image, class and model."""
-    with (
-        counter(console, "fitting the temperature", len(index)) as show,
-        feeds.evaluation(index) as feed,
-    ):
-        return score_labels(
-            models,
-            counted(feed, config.batch.size, len(index), lambda _, count: show(count)),
-            num_samples=len(index),
-            world=feeds.world,
-            device=feeds.device,
-            precision=AUTOCASTS[config.batch.precision],
-            columns=None if numbers is None else torch.tensor(numbers, device=feeds.device),
-        )
 
 
 def best_temperature(scores: LabelScores, labels: Tensor) -> float:
@@ -173,12 +148,3 @@ def _check_linear(config: RunConfig, model: nn.Module, device: torch.device) -> 
         divide(divided, 2.0)
         if not torch.allclose(2 * divided(image), before, rtol=1e-3, atol=1e-4):
             raise InputError("temperature.not-linear", name=config.model.name)
-
-
-def counted(
-    feed: Iterable[Batch], size: int, total: int, on_batch: Callable[[Batch, int], None]
-) -> Iterator[Batch]:
-    """The batches; `on_batch` gets each before, with the number of samples started so far."""
-    for number, batch in enumerate(feed, start=1):
-        on_batch(batch, min(number * size, total))
-        yield batch

@@ -34,12 +34,12 @@ from trainyard.run.build import (
     build_step,
     reestimate_bn_statistics,
 )
-from trainyard.run.evaluation import predict
 from trainyard.run.head import head
 from trainyard.run.labels import has_lists, labels_of
 from trainyard.run.loggers import Loggers, open_loggers
 from trainyard.run.metrics import Reporter, ideal_seconds, open_quarantine, with_bounds
 from trainyard.run.parts import Parts, build_parts
+from trainyard.run.predict import counted, predict
 from trainyard.run.resume import claim_directory, conditions, resume, roll_back, startup_facts
 from trainyard.training.averages import prefix_of, with_best_average
 from trainyard.training.checkpoint import TrainState, evaluation_weights
@@ -300,14 +300,9 @@ class Trainer:
                 reestimate_bn_statistics(
                     self.config, self.feeds, data, self.course, models=[*models.values()]
                 )
-            predictions = predict(
-                self.config,
-                self.feeds,
-                self.kept.one(),
-                models,
-                index=data.val,
-                on_batch=self._on_evaluated,
-            )
+            with self.kept.one() as feed:
+                batches = counted(feed, self.config.batch.size, len(data.val), self._on_evaluated)
+                predictions = predict(self.config, self.feeds, batches, models, index=data.val)
         labels = labels_of(data.val, len(state.classes))
         report = with_best_average(summary(predictions, labels), [*state.emas], by)
         # The first rank's: another processor may round another way, and all must agree on the best.
