@@ -39,6 +39,7 @@ LEVELS = [
 ]
 SIBLINGS = {
     ("world", "errors"),
+    ("section", "errors"),
     ("world", "cgroups"),
     ("course", "errors"),
     ("course", "image_size"),

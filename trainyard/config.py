@@ -8,7 +8,7 @@ import codecs
 import json
 import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -37,28 +37,13 @@ from trainyard.optim.config import (
     keys_of_other_schedules,
     keys_of_others,
 )
-from trainyard.section import Section
+from trainyard.section import Section, refused
 from trainyard.training.config import LossConfig
 
 _RENAMED = {"run.max_silence": "run.hang_timeout"}  # old names of keys, which are still read
 _GONE = {"watch.trackio": False}  # keys in the recipe of every older run, which are dropped there
 _VALIDATION = ("val", "val_fold", "val_share")  # keys of [data]: the first one that is set is used
 _DIVISION = ("data.val_share", "data.val_fold", "data.val_seed")  # of data without val data
-_MIXING = ("augment.mixup", "augment.cutmix")
-_NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("model.ema_warmup", ("model.ema_decay",)),
-    ("model.ema_cpu", ("model.ema_decay",)),
-    ("schedule.warmup_from", ("schedule.warmup",)),
-    ("schedule.warmup_ends", ("schedule.warmup",)),
-    ("schedule.warmup_prefix", ("schedule.warmup",)),
-    ("augment.erasing_mode", ("augment.erasing",)),
-    ("augment.mix_mode", _MIXING),
-    ("augment.mix_prob", _MIXING),
-    *(("augment.switch_prob", (key,)) for key in _MIXING),
-    ("data.stage_gb", ("data.stage",)),
-    ("data.val_seed", ("data.val_share", "data.val_fold")),
-)
-"""Keys that have an effect only where one of some others is set."""
 _SHAPES = ("tuple_type", "missing", "too_long")  # pydantic's errors about the length of a list
 
 
@@ -80,6 +65,21 @@ class BatchConfig(Section):
         if virtual_ranks is not None and virtual_ranks & (virtual_ranks - 1):
             raise ValueError("must be a power of two: gradients are added in a binary tree")
         return virtual_ranks
+
+    def conflicts(self, recipe: Any) -> Iterator[RecipeError]:
+        """What virtual ranks cannot go with."""
+        if self.virtual_ranks is None:
+            return
+        average, mode, bn_samples = recipe.average, recipe.model.compile, recipe.run.bn_samples
+        settings = {
+            f"average.name = {average.name!r}": average.name != "allreduce",
+            f"average.compress = {average.compress!r}": average.compress is not None,
+            "average.batch_norm = 'sync'": average.batch_norm == "sync",
+            "data.order = 'join'": recipe.data.order == "join",
+            f"run.bn_samples = {bn_samples}": bn_samples > 0,
+            f"model.compile = {mode!r}": mode in ("reduce-overhead", "max-autotune"),
+        }
+        yield from refused(settings, "batch.virtual_ranks")
 
 
 class LengthConfig(Section):
@@ -122,6 +122,19 @@ class LengthConfig(Section):
     max_save: int = Field(3600, ge=0)
     """Seconds to write a checkpoint, or to read one back, after which a rank counts as hung. 0: no
     limit."""
+
+    def conflicts(self, recipe: Any) -> Iterator[RecipeError]:
+        """Patience without evaluations; statistics of averages that are in host memory."""
+        if self.patience is not None:
+            amount = amount_of(self.eval_every)
+            never = amount is not None and not amount[0]
+            setting = f"run.eval_every = {self.eval_every!r}"
+            yield from refused({setting: never}, f"run.patience = {self.patience}")
+        if self.bn_samples:
+            on_host = {"model.ema_cpu = true": recipe.model.ema_cpu}
+            yield from refused(
+                on_host, f"run.bn_samples = {self.bn_samples}", "leave one of them out"
+            )
 
 
 class RunConfig(Section):
@@ -271,21 +284,9 @@ def check(tree: dict[str, Any]) -> RunConfig:
         raise RecipeError("recipe.not-plain-values", reason=str(error)) from None
     for key, others in _unmet_needs(config.model_dump()).items():
         raise RecipeError("recipe.needs-another-key", key=key, others=others)
-    _check_order(config)
-    _check_initial_weights(config)
-    _check_balance(config)
-    _check_channels(config)
-    if config.data.fit == "pad":
-        _refuse({"data.decode = 'gpu'": config.data.decode == "gpu"}, "data.fit = 'pad'")
-    if (patience := config.run.patience) is not None:
-        every = config.run.eval_every
-        amount = amount_of(every)
-        never = amount is not None and not amount[0]
-        _refuse({f"run.eval_every = {every!r}": never}, f"run.patience = {patience}")
-    _check_schedule_free(config)
-    _check_average(config)
-    _check_sharded(config)
-    _check_virtual_ranks(config)
+    for section in RunConfig.model_fields:
+        for conflict in getattr(config, section).conflicts(config):
+            raise conflict
     return config
 
 
@@ -326,8 +327,13 @@ def _unmet_needs(tree: Mapping[str, Any]) -> dict[str, str]:
         value = values.get(name) if isinstance(values, dict) else None
         return value not in (None, "none", fields[key].default)
 
-    needs = ((key, others) for key, others in _NEEDS if is_set(key))
-    return {key: " or ".join(others) for key, others in needs if not any(map(is_set, others))}
+    unmet = {}
+    for section, part in RunConfig.model_fields.items():
+        for needs in part.default.NEEDS:
+            key, *others = (f"{section}.{name}" for name in needs)
+            if is_set(key) and not any(map(is_set, others)):
+                unmet[key] = " or ".join(others)
+    return unmet
 
 
 def _without_effect(tree: Mapping[str, Any]) -> set[str]:
@@ -343,129 +349,6 @@ def _without_effect(tree: Mapping[str, Any]) -> set[str]:
     }
     of_names = {f"{section}.{key}" for section, keys in unused.items() for key in keys}
     return of_names | _unmet_needs(tree).keys()
-
-
-def _check_order(config: RunConfig) -> None:
-    """RecipeError if keys of other sections contradict data.order."""
-    if config.data.order != "join":
-        if config.data.samples is not None:
-            raise RecipeError("recipe.samples-without-join")
-        return
-    length, stages = config.run.length, (*config.schedule.batch_size, *config.schedule.image_size)
-    settings = {
-        f"average.name = {config.average.name!r}": config.average.name != "allreduce",
-        "average.batch_norm = 'sync'": config.average.batch_norm == "sync",
-        "stages of schedule.batch_size or schedule.image_size": bool(stages),
-        f"data.decode = {config.data.decode!r}": config.data.decode != "cpu",
-        f"run.bn_samples = {config.run.bn_samples}": config.run.bn_samples > 0,
-        f"run.length = {length!r}, as a pass is whole or none,": (
-            "epoch" in length and float(length.partition("e")[0]) % 1 > 0
-        ),
-    }
-    _refuse(settings, "data.order = 'join'")
-
-
-def _check_initial_weights(config: RunConfig) -> None:
-    """RecipeError if keys need weights to begin with, or images that can be seen before."""
-    model = config.model
-    scratch = {"model.checkpoint = none, weights that are random,": model.checkpoint is None}
-    join = {"data.order = 'join'": config.data.order == "join"}
-    if model.linear_probe:
-        _refuse(scratch | join, "model.linear_probe", "set model.linear_probe = false")
-    if model.freeze_statistics:
-        _refuse(scratch, "model.freeze_statistics", "set model.freeze_statistics = false")
-
-
-def _refuse(settings: Mapping[str, bool], other: str, hint: str = "change one of them") -> None:
-    """RecipeError for the first of the settings that is made, as it cannot go with `other`."""
-    for setting, is_made in settings.items():
-        if is_made:
-            raise RecipeError("recipe.keys-conflict", setting=setting, other=other, hint=hint)
-
-
-def _check_virtual_ranks(config: RunConfig) -> None:
-    """RecipeError if keys contradict batch.virtual_ranks."""
-    if config.batch.virtual_ranks is None:
-        return
-    average, mode = config.average, config.model.compile
-    settings = {
-        f"average.name = {average.name!r}": average.name != "allreduce",
-        f"average.compress = {average.compress!r}": average.compress is not None,
-        "average.batch_norm = 'sync'": average.batch_norm == "sync",
-        "data.order = 'join'": config.data.order == "join",
-        f"run.bn_samples = {config.run.bn_samples}": config.run.bn_samples > 0,
-        f"model.compile = {mode!r}": mode in ("reduce-overhead", "max-autotune"),
-    }
-    _refuse(settings, "batch.virtual_ranks")
-
-
-def _check_balance(config: RunConfig) -> None:
-    """RecipeError if keys contradict data.balance, or the classes would be balanced twice."""
-    data, is_weighted = config.data, config.loss.class_weights == "balanced"
-    if data.order == "join":
-        join = "data.order = 'join', which does not count the classes"
-        hint = "write a number for each class"
-        _refuse({"loss.class_weights = 'balanced'": is_weighted}, join, hint)
-    if not data.balance:
-        return
-    settings = {
-        f"data.order = {data.order!r}": data.order != "exact",
-        f"data.locality = {data.locality}": data.locality > 0,
-        "data.weights": data.weights is not None,
-        "loss.class_weights = 'balanced', which does the same in the loss,": is_weighted,
-    }
-    _refuse(settings, f"data.balance = {data.balance}", "leave one of them out")
-
-
-def _check_channels(config: RunConfig) -> None:
-    """RecipeError if a key needs RGB images, and data.channels has others."""
-    augment, channels = config.augment, config.data.channels
-    settings = {
-        f"augment.randaugment = {augment.randaugment!r}": augment.randaugment is not None,
-        f"augment.color_jitter = {list(augment.color_jitter)}": bool(augment.color_jitter),
-        f"data.decode = {config.data.decode!r}": config.data.decode != "cpu",
-    }
-    for setting, is_made in settings.items():
-        if channels != 3 and is_made:
-            raise RecipeError("recipe.needs-rgb", setting=setting, channels=channels)
-
-
-def _check_schedule_free(config: RunConfig) -> None:
-    """RecipeError if a schedule-free optimizer has a schedule."""
-    name, schedule = config.optim.name, config.schedule.name
-    if name.startswith("schedule_free"):
-        setting = f"optim.name = {name!r}, which replaces a schedule,"
-        hint = "set schedule.name = 'constant'; schedule.warmup may stay"
-        _refuse({setting: schedule != "constant"}, f"schedule.name = {schedule!r}", hint)
-
-
-def _check_average(config: RunConfig) -> None:
-    """RecipeError if an averager, of replicas or of steps, contradicts the rest of the recipe."""
-    if config.run.bn_samples:
-        on_host = {"model.ema_cpu = true": config.model.ema_cpu}
-        _refuse(on_host, f"run.bn_samples = {config.run.bn_samples}", "leave one of them out")
-    averager, optimizer = config.average.name, config.optim.name
-    if optimizer.startswith("schedule_free"):
-        others = "which evaluates other weights than the ones that replicas average"
-        hint = "use another optimizer, or average.name = 'allreduce'"
-        has_own_weights = averager in ("gossip", "periodic")
-        settings = {f"average.name = {averager!r}": has_own_weights}
-        _refuse(settings, f"optim.name = {optimizer!r}, {others}", hint)
-
-
-def _check_sharded(config: RunConfig) -> None:
-    """RecipeError if keys contradict a sharded model."""
-    if config.average.name != "sharded":
-        return
-    # They need weights at fixed addresses.
-    has_cuda_graphs = config.model.compile in ("reduce-overhead", "max-autotune")
-    settings = {
-        f"model.compile = {config.model.compile!r}": has_cuda_graphs,
-        "model.ema_cpu = true": config.model.ema_cpu,  # the average is on the device of the weights
-        "optim.compile = true": config.optim.compile,
-        f"optim.clip_agc = {config.optim.clip_agc}": config.optim.clip_agc is not None,
-    }
-    _refuse(settings, "average.name = 'sharded'", "leave it out")
 
 
 def to_toml(config: RunConfig) -> str:

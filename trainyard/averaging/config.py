@@ -1,10 +1,12 @@
 """The [average] section of a recipe."""
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from trainyard.section import Section
+from trainyard.errors import RecipeError
+from trainyard.section import Section, refused
 
 # Defaults of keys that are not set.
 DEFAULT_EVERY = 64  # steps
@@ -67,3 +69,17 @@ class AverageConfig(Section):
         if compress == "fp16" and others.data.get("name") == "gossip":
             raise ValueError("average.name = 'gossip' takes bf16: weights can exceed fp16's range")
         return compress
+
+    def conflicts(self, recipe: Any) -> Iterator[RecipeError]:
+        """What a sharded model cannot go with."""
+        if self.name != "sharded":
+            return
+        mode, clip_agc = recipe.model.compile, recipe.optim.clip_agc
+        settings = {
+            # They need weights at fixed addresses.
+            f"model.compile = {mode!r}": mode in ("reduce-overhead", "max-autotune"),
+            "model.ema_cpu = true": recipe.model.ema_cpu,  # the average is where the weights are
+            "optim.compile = true": recipe.optim.compile,
+            f"optim.clip_agc = {clip_agc}": clip_agc is not None,
+        }
+        yield from refused(settings, "average.name = 'sharded'", "leave it out")

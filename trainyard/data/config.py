@@ -1,6 +1,7 @@
 """The [data] section of a recipe."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -16,8 +17,9 @@ from pydantic import (
 from trainyard.data.decode.crops import CentralCrop, Fit, FittedCrop, Interpolation, Pixel
 from trainyard.data.index.fold import read_fold
 from trainyard.data.storage.location import take_secrets
+from trainyard.errors import RecipeError
 from trainyard.image_size import ImageSize, as_size, height_width
-from trainyard.section import Section
+from trainyard.section import Section, refused
 
 
 def _one_size(value: object, check: ValidatorFunctionWrapHandler) -> ImageSize:
@@ -37,6 +39,8 @@ Locations = Location | Annotated[tuple[Location, ...], Field(min_length=1)]
 
 
 class DataConfig(Section):
+    NEEDS = (("stage_gb", "stage"), ("val_seed", "val_share", "val_fold"))
+
     train: Locations | None = None
     """Location of the training data: a folder, shards or a brace list. `--data` sets this key and
     `val`. A list of locations is one data set: classes with the same name are united. With `order`
@@ -167,3 +171,40 @@ class DataConfig(Section):
                 if getattr(self, key) == type(self).model_fields[key].default:
                     self.__dict__[key] = (value,) * self.channels  # the section is frozen
         return self
+
+    def conflicts(self, recipe: Any) -> Iterator[RecipeError]:
+        decode = f"data.decode = {self.decode!r}"
+        if self.order == "join":
+            yield from self._conflicts_of_join(recipe)
+        elif self.samples is not None:
+            yield RecipeError("recipe.samples-without-join")
+        if self.balance:
+            settings = {
+                f"data.order = {self.order!r}": self.order != "exact",
+                f"data.locality = {self.locality}": self.locality > 0,
+                "data.weights": self.weights is not None,
+                "loss.class_weights = 'balanced', which does the same in the loss,": (
+                    recipe.loss.class_weights == "balanced"
+                ),
+            }
+            yield from refused(settings, f"data.balance = {self.balance}", "leave one of them out")
+        if self.decode != "cpu" and self.channels != 3:
+            yield RecipeError("recipe.needs-rgb", setting=decode, channels=self.channels)
+        if self.fit == "pad":
+            yield from refused({decode: self.decode == "gpu"}, "data.fit = 'pad'")
+
+    def _conflicts_of_join(self, recipe: Any) -> Iterator[RecipeError]:
+        average, length, schedule = recipe.average, recipe.run.length, recipe.schedule
+        settings = {
+            f"average.name = {average.name!r}": average.name != "allreduce",
+            "average.batch_norm = 'sync'": average.batch_norm == "sync",
+            "stages of schedule.batch_size or schedule.image_size": bool(
+                schedule.batch_size or schedule.image_size
+            ),
+            f"data.decode = {self.decode!r}": self.decode != "cpu",
+            f"run.bn_samples = {recipe.run.bn_samples}": recipe.run.bn_samples > 0,
+            f"run.length = {length!r}, as a pass is whole or none,": (
+                "epoch" in length and float(length.partition("e")[0]) % 1 > 0
+            ),
+        }
+        yield from refused(settings, "data.order = 'join'")

@@ -1,15 +1,19 @@
 """The [model] section of a recipe."""
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from trainyard.section import Section
+from trainyard.errors import RecipeError
+from trainyard.section import Section, refused
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ModelConfig(Section):
+    NEEDS = (("ema_warmup", "ema_decay"), ("ema_cpu", "ema_decay"))
+
     name: str = "resnet50"
     """Name of a timm model, or "module:function" in the working directory for one of your own."""
     drop_path: float | None = Field(None, ge=0, lt=1)
@@ -70,3 +74,14 @@ class ModelConfig(Section):
         if text and others.data.get("checkpoint") in (None, "timm"):
             raise ValueError("needs model.checkpoint to be a file")
         return text
+
+    def conflicts(self, recipe: Any) -> Iterator[RecipeError]:
+        """Keys that need weights to begin with, or images that can be seen before."""
+        scratch = {"model.checkpoint = none, weights that are random,": self.checkpoint is None}
+        join = {"data.order = 'join'": recipe.data.order == "join"}
+        if self.linear_probe:
+            hint = "set model.linear_probe = false"
+            yield from refused(scratch | join, "model.linear_probe", hint)
+        if self.freeze_statistics:
+            hint = "set model.freeze_statistics = false"
+            yield from refused(scratch, "model.freeze_statistics", hint)

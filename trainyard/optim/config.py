@@ -1,14 +1,16 @@
 """The [optim] and [schedule] sections of a recipe."""
 
 import re
+from collections.abc import Iterator
 from inspect import signature
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from trainyard.course import Duration, SizeStage, Stage
+from trainyard.errors import RecipeError
 from trainyard.hints import did_you_mean
-from trainyard.section import Section
+from trainyard.section import Section, refused
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -189,8 +191,29 @@ class OptimConfig(Section):
             raise ValueError(f"an update of {name} counts its steps in ways that do not compile")
         return compile
 
+    def conflicts(self, recipe: Any) -> Iterator[RecipeError]:
+        """What a schedule-free optimizer replaces: a schedule, and averages of weights."""
+        if not self.name.startswith("schedule_free"):
+            return
+        schedule, averager = recipe.schedule.name, recipe.average.name
+        setting = f"optim.name = {self.name!r}, which replaces a schedule,"
+        hint = "set schedule.name = 'constant'; schedule.warmup may stay"
+        other = f"schedule.name = {schedule!r}"
+        yield from refused({setting: schedule != "constant"}, other, hint)
+        has_own_weights = averager in ("gossip", "periodic")
+        others = "which evaluates other weights than the ones that replicas average"
+        other = f"optim.name = {self.name!r}, {others}"
+        hint = "use another optimizer, or average.name = 'allreduce'"
+        yield from refused({f"average.name = {averager!r}": has_own_weights}, other, hint)
+
 
 class ScheduleConfig(Section):
+    NEEDS = (
+        ("warmup_from", "warmup"),
+        ("warmup_ends", "warmup"),
+        ("warmup_prefix", "warmup"),
+    )
+
     name: Literal["cosine", "linear", "sqrt", "step", "constant"] = "cosine"
     """Shape of the learning rate after the warm-up. sqrt: 1 minus the square root of progress, a
     good cooldown (Hägele et al. 2024)."""
@@ -250,3 +273,10 @@ class ScheduleConfig(Section):
         if info.data.get("name", "step") != "step" and value != usual:
             raise ValueError('only schedule.name = "step" uses it')
         return value
+
+    def conflicts(self, recipe: Any) -> Iterator[RecipeError]:
+        """Rates that change a compiled update or model in every step or epoch."""
+        if self.weight_decay_end is not None and recipe.optim.compile:
+            yield RecipeError("recipe.weight-decay-end-compiled")
+        if self.drop_path_start is not None and recipe.model.compile not in ("off", "auto"):
+            yield RecipeError("recipe.drop-path-start-compiled")

@@ -310,12 +310,7 @@ def build_loss_scale(config: RunConfig, device: torch.device) -> LossScale:
 
 
 def build_run_schedule(config: RunConfig, course: Course) -> Schedule:
-    """The schedule of a run. RecipeError if it cannot be compiled with the rest."""
-    if config.schedule.weight_decay_end is not None and config.optim.compile:
-        raise RecipeError("recipe.weight-decay-end-compiled")
-    compile = config.model.compile
-    if config.schedule.drop_path_start is not None and compile not in ("off", "auto"):
-        raise RecipeError("recipe.drop-path-start-compiled")
+    """The schedule of a run."""
     return build_schedule(
         config.schedule,
         course,

@@ -1,10 +1,12 @@
 """The [loss] section of a recipe."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from trainyard.section import Section
+from trainyard.errors import RecipeError
+from trainyard.section import Section, refused
 
 Weight = Annotated[float, Field(ge=0)]
 
@@ -68,3 +70,9 @@ class LossConfig(Section):
         if others.field_name == "temperature" and others.data.get("distillation") == "hard":
             raise ValueError('needs loss.distillation = "soft"')
         return value
+
+    def conflicts(self, recipe: Any) -> Iterator[RecipeError]:
+        if recipe.data.order == "join":
+            setting, is_made = "loss.class_weights = 'balanced'", self.class_weights == "balanced"
+            other = "data.order = 'join', which does not count the classes"
+            yield from refused({setting: is_made}, other, "write a number for each class")

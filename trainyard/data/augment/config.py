@@ -1,10 +1,12 @@
 """The [augment] section of a recipe."""
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from trainyard.data.augment.policy import check_policy
+from trainyard.errors import RecipeError
 from trainyard.section import Section
 
 
@@ -19,6 +21,14 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 
 
 class AugmentConfig(Section):
+    NEEDS = (
+        ("erasing_mode", "erasing"),
+        ("mix_mode", "mixup", "cutmix"),
+        ("mix_prob", "mixup", "cutmix"),
+        ("switch_prob", "mixup"),
+        ("switch_prob", "cutmix"),
+    )
+
     scale: Range = (0.08, 1.0)
     """Smallest and largest share of the image's area that a training crop covers."""
     ratio: Range = (3 / 4, 4 / 3)
@@ -81,3 +91,14 @@ class AugmentConfig(Section):
                 f'augment.randaugment = "{randaugment}" changes colours already: leave one out'
             )
         return strengths
+
+    def conflicts(self, recipe: Any) -> Iterator[RecipeError]:
+        """Colours of images that have other channels."""
+        settings = {
+            f"augment.randaugment = {self.randaugment!r}": self.randaugment,
+            f"augment.color_jitter = {list(self.color_jitter)}": self.color_jitter,
+        }
+        for setting, is_made in settings.items():
+            if is_made and recipe.data.channels != 3:
+                channels = recipe.data.channels
+                yield RecipeError("recipe.needs-rgb", setting=setting, channels=channels)
