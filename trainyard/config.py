@@ -168,11 +168,10 @@ def load_recipe(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunC
     try:
         return _overridden(tree, overrides)
     except RecipeError as error:
-        about = str(error).partition("; did you mean")[0]
+        about = " ".join(str(text) for name, text in error.fields.items() if name != "hint")
+        named = re.findall(r"\w+\.\w+", about)
         is_overridden = any(
-            re.search(rf"\b{re.escape(key)}\b", about)
-            or key.partition(".")[0] not in RunConfig.model_fields
-            for key in overrides
+            key in named or key.partition(".")[0] not in RunConfig.model_fields for key in overrides
         )
         if is_overridden or recipe in builtin_recipes():
             raise

@@ -15,7 +15,7 @@ from trainyard.config import RunConfig, override
 from trainyard.errors import CheckpointError
 from trainyard.files import find_checkpoint
 from trainyard.image_size import as_size
-from trainyard.model.adapt import adapt_weights, classifier_keys, why_without_classifier
+from trainyard.model.adapt import adapt_weights, classifier_keys
 from trainyard.model.build import check_name
 from trainyard.model.weights import LoadedWeights, pixels_in
 from trainyard.run.build import build_run_model
@@ -82,8 +82,8 @@ def _adapted(
     model = build_run_model(config, len(classes))
     name, prefix = config.model.name, config.model.checkpoint_prefix
     _check_model(source, name, getattr(model, "_model_args", {}))
-    log = adapt_weights(model, source, classes=classes, name=name, prefix=prefix)
-    if reason := why_without_classifier(log):
+    log, reason = adapt_weights(model, source, classes=classes, name=name, prefix=prefix)
+    if reason is not None:
         raise CheckpointError("weights.classifier-unusable", source=source.about, reason=reason)
     return model, log
 

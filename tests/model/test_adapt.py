@@ -36,7 +36,7 @@ def adapt(
     name: str = "test_resnet",
 ) -> list[str]:
     source = LoadedWeights(weights, "old.pth", known)
-    return adapt_weights(target, source, classes=classes, name=name)
+    return adapt_weights(target, source, classes=classes, name=name).log
 
 
 def same(ours: nn.Module, theirs: dict[str, Tensor], but: tuple[str, ...] = ()) -> bool:

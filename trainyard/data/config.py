@@ -177,7 +177,7 @@ class DataConfig(Section):
         if self.order == "join":
             yield from self._conflicts_of_join(recipe)
         elif self.samples is not None:
-            yield RecipeError("recipe.samples-without-join")
+            yield RecipeError("recipe.samples-without-join", key="data.samples")
         if self.balance:
             settings = {
                 f"data.order = {self.order!r}": self.order != "exact",

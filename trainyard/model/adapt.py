@@ -4,7 +4,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,19 @@ _HARMLESS = (
     "attn_mask",
 )
 _SHOWN = 2
-_WITHOUT_CLASSIFIER = "the classifier is reinitialised: "
+
+
+class Adapted(NamedTuple):
+    log: list[str]
+    """How weights were adapted, as sentences."""
+    why_without_classifier: str | None
+    """Why the classifier was left out; None if it was not."""
 
 
 def adapt_weights(
     model: nn.Module, source: LoadedWeights, *, classes: Sequence[str], name: str, prefix: str = ""
-) -> list[str]:
-    """Load the weights of `source` into a timm model, `name`. Returns a log, as sentences.
+) -> Adapted:
+    """Load the weights of `source` into a timm model, `name`.
 
     Weights that do not fit are converted by timm: names of the original programs, position
     embeddings and tables of another grid, a stem for other channels. The classifier is left out if
@@ -42,19 +48,16 @@ def adapt_weights(
         weights = _converted(weights, model, name, classifier, log=log)
         if source.is_ordered and _misfits(own, weights):
             weights = _named_by_order(weights, own, classifier, log)
-    _fit_classifier(weights, own, classifier, log, there=source.classes, here=classes)
+    why = _fit_classifier(weights, own, classifier, log, there=source.classes, here=classes)
+    if why is not None:
+        log.append(f"the classifier is reinitialised: {why}")
     expected = own if any(key in weights for key in classifier) else rest
     if misfits := _misfits(expected, weights):
         raise CheckpointError("weights.do-not-fit", source=source.about, reason=misfits, name=name)
     loaded = {k: w for k, w in weights.items() if k in own and w.shape == own[k].shape}
     model.load_state_dict(loaded, strict=False)
-    return [f"began with {len(loaded)} of {len(own)} tensors from {source.about}", *log]
-
-
-def why_without_classifier(log: Sequence[str]) -> str | None:
-    """Why the classifier was left out, by a log of `adapt_weights`; None if it was not."""
-    reasons = (line for line in log if line.startswith(_WITHOUT_CLASSIFIER))
-    return next((line.removeprefix(_WITHOUT_CLASSIFIER) for line in reasons), None)
+    began = f"began with {len(loaded)} of {len(own)} tensors from {source.about}"
+    return Adapted([began, *log], why)
 
 
 # --- names and sizes ---
@@ -168,28 +171,31 @@ def _fit_classifier(
     *,
     there: list[str] | None,
     here: Sequence[str],
-) -> None:
-    """Keep the classifier, sort its rows into the order of the classes `here`, or leave it out."""
+) -> str | None:
+    """Keep the classifier, sort its rows into the order of the classes `here`, or leave it out.
+
+    Returns why it was left out.
+    """
     held = [key for key in classifier if key in weights]
     if not classifier:
-        return
+        return None
     if len(held) < len(classifier):
         reason = "there is none in it"
     elif any(weights[key].shape[:1] != own[key].shape[:1] for key in held):
         reason = f"it is for {len(weights[held[0]]):,} classes, not {len(here):,}"
     elif there is None or there == list(here):
-        return
+        return None
     elif sorted(there) == sorted(here):
         place = {name: row for row, name in enumerate(there)}
         order = torch.tensor([place[name] for name in here])
         weights |= {key: weights[key][order] for key in held}
         log.append("put the classifier's rows into the order of the classes here")
-        return
+        return None
     else:
         reason = "it is for other classes"
     for key in held:
         del weights[key]
-    log.append(f"{_WITHOUT_CLASSIFIER}{reason}")
+    return reason
 
 
 # --- messages ---

@@ -18,7 +18,7 @@ from trainyard.data.stream.shards import Stream
 from trainyard.errors import InputError, RecipeError
 from trainyard.files import find_checkpoint, sha256
 from trainyard.image_size import ImageSize, height_width, num_pixels
-from trainyard.model.adapt import adapt_weights, why_without_classifier
+from trainyard.model.adapt import adapt_weights
 from trainyard.model.build import build_model
 from trainyard.model.config import ModelConfig
 from trainyard.model.weights import pretrained_weights, read_weights
@@ -190,8 +190,8 @@ def _of_timm(
         if cfg is not None:
             _check_pixels(config, location, mean=cfg.mean, std=cfg.std)
         source = pretrained_weights(location, key="loss.teacher", value=location)
-    log = adapt_weights(model, source, classes=classes, name=name)
-    if reason := why_without_classifier(log):
+    _, reason = adapt_weights(model, source, classes=classes, name=name)
+    if reason is not None:
         raise RecipeError("teacher.classifier-unusable", value=location, reason=reason)
     return model, source.about
 

@@ -39,7 +39,7 @@ def put_initial_weights(config: ModelConfig, model: nn.Module, classes: Sequence
     if config.checkpoint is None:
         return Beginning()
     source = initial_source(config)
-    log = adapt_weights(
+    log, _ = adapt_weights(
         model, source, classes=classes, name=config.name, prefix=config.checkpoint_prefix
     )
     if not source.pixels:
