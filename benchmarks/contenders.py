@@ -118,7 +118,7 @@ def trainyard(model: nn.Module, **average: Any) -> Step:
     from trainyard.averaging.config import AverageConfig
     from trainyard.averaging.virtual_ranks import VirtualRanks
     from trainyard.data.batch import Batch
-    from trainyard.run.build import AVERAGERS
+    from trainyard.run.build import averager_class
     from trainyard.training.buffers import Buffers
     from trainyard.training.step import Passes, TrainStep
     from trainyard.training.update import LossScale, Update, no_clip
@@ -130,7 +130,7 @@ def trainyard(model: nn.Module, **average: Any) -> Step:
     world = World(rank=rank, size=hosts, node=rank, num_nodes=hosts)
     averager: Averager = VirtualRanks(hosts, world)
     if average:
-        averager = AVERAGERS[average["name"]](AverageConfig(**average), world)
+        averager = averager_class(average["name"])(AverageConfig(**average), world)
     wrapped = averager.wrap(model)
     update = Update(
         model,

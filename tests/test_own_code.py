@@ -1,6 +1,7 @@
 """Models and augmentations of the user, imported from the working directory alone."""
 
 import json
+import os
 import random
 import sys
 from dataclasses import replace
@@ -16,13 +17,16 @@ from tests.command_line import SHORT, Capture, newest, run
 from tests.data.batches import batch_of_images
 from tests.docs.pages import DOCS, blocks
 from tests.errors import raises
+from tests.runs import recipe
+from tests.spawn import spawn, train_joined
 from tests.steps import make_step
-from trainyard.config import load_recipe
+from trainyard.config import load_recipe, override
 from trainyard.data.augment.extra import Extra, check_extra
 from trainyard.data.batch import Batch, Keys
 from trainyard.model.build import build_model
 from trainyard.model.config import ModelConfig
 from trainyard.own_code import announce, find
+from trainyard.run.build import build_averager
 from trainyard.world import World
 
 NAME = "nets_of_a_test"  # no other test may import it
@@ -127,6 +131,38 @@ def test_options_are_the_parameters(here: Path) -> None:
         with raises("function.failed") as caught:
             build_model(wrong, num_classes=5, image_size=32)
         assert word in str(caught.value.fields["reason"])
+
+
+def train_averaged(world: World, here: Path, data: Path, folder: str, keys: dict[str, str]) -> None:
+    os.chdir(here)
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.path", [*sys.path])
+        train_joined(recipe(data, keys), here / folder, world)
+
+
+@pytest.mark.slow
+def test_an_averager(here: Path, digits: Path) -> None:
+    """It is periodic averaging with the mean after every second step, and goes on exactly."""
+    short = {"run.length": "7 steps", "run.save_every": "3 steps", "run.eval_every": "0 steps"}
+    short |= {"optim.name": "sgd", "optim.lr": "0.01"}  # adamw makes much of the last bits
+    own = short | {"average.name": f"{NAME}:EverySecond"}
+    periodic = short | {"average.name": "periodic", "average.every": "2"}
+    rest = own | {"run.resume": "whole/checkpoints/step-00000003"}
+    runs = {"whole": own, "rest": rest, "periodic": periodic}
+    for folder, keys in runs.items():
+        spawn(train_averaged, 2, here, digits, folder, keys)
+    weights = {folder: load_file(newest(here / folder) / "model.safetensors") for folder in runs}
+    for name, tensor in weights["whole"].items():
+        assert torch.equal(weights["rest"][name], tensor)
+        torch.testing.assert_close(weights["periodic"][name], tensor)
+
+
+def test_mistakes_in_an_averager(here: Path) -> None:
+    for name, code in (("small", "function.not-averager"), ("nobody", "function.not-found")):
+        config = override(load_recipe("debug"), {"average.name": f"{NAME}:{name}"})
+        with raises(code, key="average.name"):
+            build_averager(config, World(size=2), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

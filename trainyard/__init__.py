@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from trainyard.api import evaluate, history, predictions, train
+    from trainyard.averaging.base import Averager, EqualReplicas
+    from trainyard.averaging.weight_averager import WeightAverager
     from trainyard.classifier import Classifier, load
     from trainyard.config import RunConfig, load_recipe
     from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
@@ -32,8 +34,10 @@ if TYPE_CHECKING:
     from trainyard.world import World
 
 __all__ = [
+    "Averager",
     "CentralCrop",
     "Classifier",
+    "EqualReplicas",
     "History",
     "Index",
     "Loader",
@@ -45,6 +49,7 @@ __all__ = [
     "RunConfig",
     "ShuffledPlan",
     "TrainyardError",
+    "WeightAverager",
     "World",
     "discover",
     "evaluate",
@@ -64,6 +69,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 _HOMES = {
     "trainyard.api": ("evaluate", "history", "predictions", "train"),
+    "trainyard.averaging.base": ("Averager", "EqualReplicas"),
+    "trainyard.averaging.weight_averager": ("WeightAverager",),
     "trainyard.classifier": ("Classifier", "load"),
     "trainyard.config": ("RunConfig", "load_recipe"),
     "trainyard.data.decode.crops": ("CentralCrop", "RandomResizedCrop"),

@@ -129,9 +129,10 @@ def test_all_ranks_make_as_many_forward_passes(size: int, fits: bool) -> None:
         "debug",
         {"batch.size": f"{size}", "batch.micro": "4", "average.batch_norm": "sync"},
     )
-    course = build_run_course(config, 1000)
+    course, world = build_run_course(config, 1000), World(0, 4, 0, 4)
+    in_step = AllReduce(config.average, world).waits_in_forward
     if fits:
-        check_batches(config, course, World(0, 4, 0, 4))
+        check_batches(config, course, world, in_step)
     else:
         with raises("recipe.micro-batches-uneven", micro=4, value=34, num_ranks=4):
-            check_batches(config, course, World(0, 4, 0, 4))
+            check_batches(config, course, world, in_step)

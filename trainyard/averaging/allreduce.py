@@ -28,12 +28,14 @@ class AllReduce(EqualReplicas):
     """Parameters and batch norm statistics are equal on all ranks after every step."""
 
     def __init__(self, config: AverageConfig, world: World) -> None:
-        self._config, self._world = config, world
+        super().__init__(config, world)
+        if world.size > 1 and config.batch_norm == "sync":
+            self.waits_in_forward = "average.batch_norm = 'sync'"
         self._statistics = SharedStatistics(world)
         self._ddp: DistributedDataParallel | None = None
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        if self._world.size > 1 and self._config.batch_norm == "sync":
+        if self.waits_in_forward:
             convert_to_sync(model)
         else:
             self._statistics.add(model)

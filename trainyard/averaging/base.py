@@ -1,10 +1,15 @@
 """The interface of averagers. The training loop does not know which averager it runs."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor, nn
+
+from trainyard.averaging.config import AverageConfig
+from trainyard.world import World, total
 
 
 class Replica(NamedTuple):
@@ -19,20 +24,42 @@ class Replica(NamedTuple):
         return self.total > 1
 
 
-class Averager(Protocol):
+class Averager(ABC):
+    """What averages over ranks: gradients, weights, or both."""
+
+    moves_model = False
+    """True if `wrap` moves the model to the device itself, in pieces: it may not fit as a whole."""
+    waits_in_forward: str | None = None
+    """The recipe's setting by which ranks wait for each other in a forward pass; None without one.
+    All ranks must then make equally many forward passes."""
+    replica = Replica()
     weight: Tensor
     """The weight of the samples behind the buffers after a step: of all ranks where buffers are
     averaged in each step, else of this rank. It is there once the divisor has come."""
 
-    @property
-    def replica(self) -> Replica: ...
+    def __init__(self, config: AverageConfig, world: World) -> None:
+        self._config, self._world = config, world
 
+    @classmethod
+    def build(
+        cls,
+        config: AverageConfig,
+        world: World,
+        device: torch.device,
+        precision: torch.dtype | None,
+    ) -> Self:
+        """The averager of a run on a device. `precision`: the dtype of autocast, None without."""
+        return cls(config, world)
+
+    @abstractmethod
     def wrap(self, model: nn.Module) -> nn.Module:
         """Returns the module to call in training. All replicas start with the same weights."""
 
+    @abstractmethod
     def register_emas(self, emas: Mapping[str, nn.Module]) -> None:
         """Registers the moving averages of the weights by name: `consensus` averages them too."""
 
+    @abstractmethod
     def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
         """Returns the divisor of a replica's summed loss, given the total weight of its samples.
 
@@ -42,8 +69,10 @@ class Averager(Protocol):
 
     def accumulating(self) -> AbstractContextManager[None]:
         """Context without gradient exchange, for all micro-steps but the last."""
+        return nullcontext()
 
-    def ready_parameters(self, step: int, divisible: bool) -> "Iterator[Sequence[nn.Parameter]]":
+    @abstractmethod
+    def ready_parameters(self, step: int, divisible: bool) -> Iterator[Sequence[nn.Parameter]]:
         """Yields the trained parameters, in one group or several, each ready for its update.
 
         The caller runs the backward pass of `step` (counted from 0) first, updates each group
@@ -52,24 +81,33 @@ class Averager(Protocol):
         is a single group, for optimizers that update all parameters at once.
         """
 
+    @abstractmethod
     def consensus(self) -> AbstractContextManager[None]:
         """Context in which every replica holds the mean, for evaluation, checkpoints and export.
 
         No exchange is pending inside.
         """
 
+    @abstractmethod
     def all_reduce_max(self, value: Tensor) -> Tensor:
         """The maximum of `value` over the replicas, where replicas differ; else `value`."""
 
+    def add_up(self, sums_NK: Tensor) -> Tensor:
+        """Sums [N] over all ranks, of those [N, K] of this rank's K turns in a step."""
+        return total(self._world, sums_NK.sum(1))
+
     def metrics(self) -> dict[str, float]:
         """Metrics of the replicas, measured when `consensus` was last entered."""
+        return {}
 
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """The state for an exact resume; called inside `consensus`.
 
         Where replicas differ, the state includes a replica's own weights and moving average.
         """
 
+    @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a state after the mean was loaded into the modules.
 
@@ -77,10 +115,8 @@ class Averager(Protocol):
         """
 
 
-class EqualReplicas:
+class EqualReplicas(Averager):
     """The part of an averager whose replicas have equal weights and buffers after every step."""
-
-    replica = Replica()
 
     def register_emas(self, emas: Mapping[str, nn.Module]) -> None:
         """Averages of equal models are equal on all ranks."""
@@ -90,9 +126,6 @@ class EqualReplicas:
 
     def all_reduce_max(self, value: Tensor) -> Tensor:
         return value
-
-    def metrics(self) -> dict[str, float]:
-        return {}
 
     def state_dict(self) -> dict[str, Any]:
         return {}

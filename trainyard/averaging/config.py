@@ -1,20 +1,27 @@
 """The [average] section of a recipe."""
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from trainyard.errors import RecipeError
+from trainyard.hints import did_you_mean
+from trainyard.own_code import is_own
 from trainyard.section import Section, refused
 
 # Defaults of keys that are not set.
 DEFAULT_EVERY = 64  # steps
 DEFAULT_TOPOLOGY = "one-peer-exponential"
 
-_Name = Literal["allreduce", "gossip", "periodic", "sharded"]
-# The averagers that take a key.
-_KEYS_OF: dict[str, tuple[_Name, ...]] = {
+AVERAGERS = {
+    "allreduce": "allreduce:AllReduce",
+    "gossip": "gossip:Gossip",
+    "periodic": "periodic:Periodic",
+    "sharded": "sharded:Sharded",
+}
+"""Averagers by name: a module of this folder and its class, whose import loads torch."""
+_KEYS_OF: dict[str, tuple[str, ...]] = {  # the averagers that take a key
     "compress": ("allreduce", "gossip"),
     "batch_norm": ("allreduce",),
     "accumulate": ("sharded",),
@@ -26,11 +33,19 @@ _KEYS_OF: dict[str, tuple[_Name, ...]] = {
 }
 
 
+def _checked_name(name: str) -> str:
+    if name in AVERAGERS or is_own(name):
+        return name
+    near = did_you_mean(name, AVERAGERS) or f": use one of {', '.join(AVERAGERS)}"
+    raise ValueError(f"not an averager{near}, or a class of your own as 'module:Class'")
+
+
 class AverageConfig(Section):
-    name: _Name = "allreduce"
+    name: Annotated[str, AfterValidator(_checked_name)] = "allreduce"
     """allreduce: averages gradients in every step. gossip: averages weights with a few peers in
     every step. periodic: averages weights of all replicas every few steps. sharded: all-reduce for
-    models that do not fit on one device; each rank keeps a part of the weights (FSDP2)."""
+    models that do not fit on one device; each rank keeps a part of the weights (FSDP2).
+    Or a class of your own as "module:Class", on more than one rank."""
     compress: Literal["bf16", "fp16"] | None = None
     """Type in which allreduce sends gradients, and gossip (bf16 only) weights; fp32 if not set."""
     batch_norm: Literal["local", "sync"] | None = None

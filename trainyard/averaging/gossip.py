@@ -39,7 +39,7 @@ class Gossip(WeightAverager):
         self, config: AverageConfig, world: World, *, bucket_bytes: int = 25 * 2**20
     ) -> None:
         """`bucket_bytes`: bytes of weights in a message."""
-        super().__init__(world)
+        super().__init__(config, world)
         self._overlaps, self._bucket_bytes = config.overlap is not False, bucket_bytes
         self._bf16 = config.compress == "bf16"
         topology = config.topology or DEFAULT_TOPOLOGY
@@ -47,7 +47,7 @@ class Gossip(WeightAverager):
         self._buckets: list[_Bucket] = []
         self._pending: _Peers | None = None  # the peers of an exchange that is not mixed yet
 
-    def _prepare(self, parameters: list[nn.Parameter]) -> None:
+    def prepare(self, parameters: list[nn.Parameter]) -> None:
         # The last layers come first, as their gradients do.
         found = split_into_buckets(parameters[::-1], self._bucket_bytes, _FIRST_BUCKET_BYTES)
         self._buckets = [_Bucket(bucket, bf16=self._bf16) for bucket in found]
@@ -90,16 +90,11 @@ class Gossip(WeightAverager):
         for bucket in self._buckets:
             bucket.wait()
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state without the pending exchange, which a resumed run repeats."""
-        return {"own": self._own}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state; that of periodic averaging fits too, as it has a replica's own weights."""
+        """Load a state, which has no pending exchange: a resumed run repeats it."""
         self._wait()
         self._pending = None
-        if "own" in state:
-            self._load_own(state["own"])
+        super().load_state_dict(state)
 
 
 class _Peers(NamedTuple):

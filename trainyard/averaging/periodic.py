@@ -28,11 +28,11 @@ class Periodic(WeightAverager):
     """
 
     def __init__(self, config: AverageConfig, world: World) -> None:
-        super().__init__(world)
+        super().__init__(config, world)
         self._every = config.every or DEFAULT_EVERY
         self._lr, self._momentum = config.outer_lr or 1.0, config.outer_momentum or 0.0
 
-    def _prepare(self, parameters: list[nn.Parameter]) -> None:
+    def prepare(self, parameters: list[nn.Parameter]) -> None:
         self._parameters = parameters
         self._anchor = flatten(parameters)
         self._outer = torch.optim.SGD(

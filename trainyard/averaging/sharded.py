@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,9 @@ class Sharded(EqualReplicas):
     A block is whole on a device only while it computes (Rajbhandari et al. 2020, ZeRO stage 3).
     """
 
+    moves_model = True
+    waits_in_forward = "average.name = 'sharded'"
+
     def __init__(
         self,
         config: AverageConfig,
@@ -36,11 +39,21 @@ class Sharded(EqualReplicas):
         device: torch.device,
         precision: torch.dtype | None = None,
     ) -> None:
-        """`precision`: the dtype of autocast; None without it."""
-        self._world, self._device, self._precision = world, device, precision
+        super().__init__(config, world)
+        self._device, self._precision = device, precision
         self._adds_parts = config.accumulate == "parts"
         self._modules: list[Any] = []  # FSDPModules: the model and its moving averages
         self._statistics = SharedStatistics(world)
+
+    @classmethod
+    def build(
+        cls,
+        config: AverageConfig,
+        world: World,
+        device: torch.device,
+        precision: torch.dtype | None,
+    ) -> Self:
+        return cls(config, world, device, precision)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Moves the model to the device block by block, where it is never whole; returns it."""

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainyard.averaging.allreduce import wrap_in_ddp
 from trainyard.averaging.base import EqualReplicas
+from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.flat import flatten, unflatten_into
 from trainyard.averaging.statistics import batch_norm_statistics
 from trainyard.world import World
@@ -30,7 +31,8 @@ class VirtualRanks(EqualReplicas):
 
     def __init__(self, total: int, world: World) -> None:
         """`total` virtual ranks, a power of two that is a multiple of the number of ranks."""
-        self.total, self._world = total, world
+        super().__init__(AverageConfig(), world)
+        self.total = total
         self._gradients, self._statistics = _PartialSums(), _PartialSums()
         self._ddp: DistributedDataParallel | None = None
 

@@ -1,8 +1,8 @@
 """The common base of averagers that average weights: each rank is a replica of its own."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from trainyard.averaging.allreduce import mean_weight
-from trainyard.averaging.base import Replica
+from trainyard.averaging.base import Averager, Replica
+from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.flat import flatten, split_into_buckets, unflatten_into
 from trainyard.averaging.statistics import batch_norm_statistics
 from trainyard.world import World, total
@@ -18,16 +19,16 @@ from trainyard.world import World, total
 _MESSAGE_BYTES = 2**26
 
 
-class WeightAverager(ABC):
+class WeightAverager(Averager):
     """The consensus is the mean of the replicas.
 
     A moving average is linear in the weights, so the mean of the moving averages is the moving
     average of the means.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, config: AverageConfig, world: World) -> None:
+        super().__init__(config, world)
         self.replica = Replica(world.rank, world.size)
-        self._world = world
         self._modules: dict[str, nn.Module] = {}  # "" is the model, others its moving averages
         self._own: dict[str, dict[str, Any]] = {}  # inside `consensus`: each module's own state
         self._distance = 0.0
@@ -35,11 +36,11 @@ class WeightAverager(ABC):
     def wrap(self, model: nn.Module) -> nn.Module:
         _broadcast(model)
         self._modules[""] = model
-        self._prepare([parameter for parameter in model.parameters() if parameter.requires_grad])
+        self.prepare([parameter for parameter in model.parameters() if parameter.requires_grad])
         return model
 
     @abstractmethod
-    def _prepare(self, parameters: list[nn.Parameter]) -> None:
+    def prepare(self, parameters: list[nn.Parameter]) -> None:
         """Allocates what the exchange of these parameters needs."""
 
     def register_emas(self, emas: Mapping[str, nn.Module]) -> None:
@@ -49,9 +50,6 @@ class WeightAverager(ABC):
         """The weight of the replica's own samples."""
         self.weight = weight.clone()
         return mean_weight(self.weight, 1)
-
-    def accumulating(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
@@ -74,18 +72,26 @@ class WeightAverager(ABC):
         parameters from the mean (Kong et al. 2021, equation 3)."""
         return {"consensus_distance": self._distance}
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"own": self._own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a state; that of another averager fits too if it has a replica's own weights."""
+        if "own" in state:
+            self._load_own(state["own"])
+
     def _apply_mean(self) -> None:
         """Puts the mean into the modules and measures the distance from it."""
         squared = torch.zeros(())
         for name, module in self._modules.items():
-            parameters = self._put_mean(list(module.parameters()))
-            self._put_mean(batch_norm_statistics(module))
+            parameters = self.put_mean(list(module.parameters()))
+            self.put_mean(batch_norm_statistics(module))
             squared = squared if name else parameters
         self._distance = float(total(self._world, squared) / self._world.size) ** 0.5
 
     @torch.no_grad()
-    def _put_mean(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Returns the squared distance of the tensors from their mean."""
+    def put_mean(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Give all replicas the mean of tensors. Returns the squared distance of these from it."""
         squared = torch.zeros(())
         for bucket in split_into_buckets(tensors, _MESSAGE_BYTES):
             # A moving average may lie on the host, where NCCL cannot send it.

@@ -213,7 +213,7 @@ def network_seconds(
     `num_bytes`: of the gradients. `bandwidth`: bytes per second out of a GPU, or out of a node. A
     ring sends each byte nearly twice; latencies are left out. The backward pass hides an
     all-reduce, both passes hide the messages of sharded weights, and a whole step hides gossip,
-    whose messages are taken to go to one peer.
+    whose messages are taken to go to one peer. An averager of the user's own counts as all-reduce.
     """
     if gpus == 1:
         return 0.0
@@ -222,8 +222,6 @@ def network_seconds(
     # The expected maximum of so many normal numbers (Blom 1958).
     slowest = compute * _SPREAD * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
     match average.name:
-        case "allreduce":
-            return slowest + max(ring - 2 / 3 * compute, 0)
         case "sharded":
             return slowest + max(1.5 * ring - compute, 0)
         case "periodic":
@@ -231,6 +229,8 @@ def network_seconds(
         case "gossip":
             flows = _NODE if gpus > _NODE else 1  # GPUs of a node that share its link
             return max(flows * sent - (0 if average.overlap is False else compute), 0)
+        case _:
+            return slowest + max(ring - 2 / 3 * compute, 0)
 
 
 # --- the estimate ---

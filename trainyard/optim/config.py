@@ -200,7 +200,7 @@ class OptimConfig(Section):
         hint = "set schedule.name = 'constant'; schedule.warmup may stay"
         other = f"schedule.name = {schedule!r}"
         yield from refused({setting: schedule != "constant"}, other, hint)
-        has_own_weights = averager in ("gossip", "periodic")
+        has_own_weights = averager not in ("allreduce", "sharded")
         others = "which evaluates other weights than the ones that replicas average"
         other = f"optim.name = {self.name!r}, {others}"
         hint = "use another optimizer, or average.name = 'allreduce'"

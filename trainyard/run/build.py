@@ -1,7 +1,9 @@
 """Builders of a run's parts from the recipe's sections."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,8 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import Averager
-from trainyard.averaging.config import AverageConfig
-from trainyard.averaging.gossip import Gossip
-from trainyard.averaging.periodic import Periodic
-from trainyard.averaging.sharded import Sharded
+from trainyard.averaging.config import AVERAGERS
 from trainyard.averaging.topology import KEY as TOPOLOGY
 from trainyard.averaging.virtual_ranks import VirtualRanks
 from trainyard.config import RunConfig
@@ -44,7 +42,7 @@ from trainyard.model.freeze import freeze, freeze_statistics
 from trainyard.monitor.progress import counter
 from trainyard.optim.groups import classifier_parameters, set_group_rates
 from trainyard.optim.schedules import Rates, Schedule, build_schedule
-from trainyard.own_code import announce, is_own
+from trainyard.own_code import announce, blamed, imported, is_own
 from trainyard.printable import print_line
 from trainyard.run.labels import has_lists
 from trainyard.run.metrics import Reporter
@@ -67,12 +65,6 @@ from trainyard.training.update import (
 from trainyard.training.virtual_ranks import VirtualRanksStep
 from trainyard.world import World
 
-AVERAGERS: dict[str, Callable[[AverageConfig, World], Averager]] = {
-    "allreduce": AllReduce,
-    "gossip": Gossip,
-    "periodic": Periodic,
-}
-
 _FIRST_IMAGES = 4096  # that a model which adapts to images sees before the first step
 
 
@@ -88,12 +80,25 @@ def build_averager(config: RunConfig, world: World, device: torch.device) -> Ave
     """The averager of a run's replicas."""
     if config.batch.virtual_ranks:
         return VirtualRanks(config.batch.virtual_ranks, world)
-    name = _averager_name(config, world)
-    if name == "sharded":
-        return Sharded(config.average, world, device, AUTOCASTS[config.batch.precision])
+    name = config.average.name if world.size > 1 else "allreduce"  # which averages with nobody
     if name == "gossip":
         announce_own(TOPOLOGY, config.average.topology)
-    return AVERAGERS[name](config.average, world)
+    kind = averager_class(name)
+    with blamed("average.name", name) if is_own(name) else nullcontext():
+        return kind.build(config.average, world, device, AUTOCASTS[config.batch.precision])
+
+
+def averager_class(name: str) -> type[Averager]:
+    """The class of an averager by its name, or that of the user's own."""
+    if not is_own(name):
+        module, _, kind = AVERAGERS[name].partition(":")
+        found: type[Averager] = getattr(import_module(f"trainyard.averaging.{module}"), kind)
+        return found
+    announce_own("average.name", name)
+    own: Any = imported("average.name", name)
+    if not (isinstance(own, type) and issubclass(own, Averager)):
+        raise RecipeError("function.not-averager", key="average.name", value=name)
+    return own
 
 
 def announce_own(key: str, name: str | None) -> None:
@@ -102,21 +107,14 @@ def announce_own(key: str, name: str | None) -> None:
         announce(key, name)
 
 
-def _averager_name(config: RunConfig, world: World) -> str:
-    """The averager's name; "allreduce" for a single replica, which averages with nobody."""
-    return config.average.name if world.size > 1 else "allreduce"
+def check_batches(
+    config: RunConfig, course: Course, world: World, in_step: str | None = None
+) -> None:
+    """RecipeError if the ranks cannot share the global batches of a course.
 
-
-def move_to_device(
-    config: RunConfig, model: nn.Module, *, world: World, device: torch.device
-) -> nn.Module:
-    """The model on the device; a sharded model is moved by its averager, in pieces."""
-    return model if _averager_name(config, world) == "sharded" else model.to(device)
-
-
-def check_batches(config: RunConfig, course: Course, world: World) -> None:
-    """RecipeError if the ranks cannot share the global batches of a course."""
-    in_step, virtual = waits_in_forward(config, world), config.batch.virtual_ranks
+    `in_step`: see Averager.waits_in_forward.
+    """
+    virtual = config.batch.virtual_ranks
     if virtual and virtual % world.size:
         raise RecipeError(
             "recipe.virtual-ranks-not-shared",
@@ -174,17 +172,6 @@ def _least_part(config: RunConfig, model: nn.Module, world: World) -> int:
     """Images that a forward pass needs: 2 for a rank whose batch norm layers see its own alone."""
     is_shared = world.size > 1 and config.average.batch_norm == "sync"
     return 2 if batch_norms(model) and not is_shared else 1
-
-
-def waits_in_forward(config: RunConfig, world: World) -> str | None:
-    """The recipe key that makes ranks wait for each other in a forward pass; None without one.
-
-    All ranks must then make equally many forward passes.
-    """
-    if world.size > 1 and config.average.batch_norm == "sync":
-        return "average.batch_norm = 'sync'"
-    is_sharded = _averager_name(config, world) == "sharded"
-    return "average.name = 'sharded'" if is_sharded else None
 
 
 def build_run_course(config: RunConfig, epoch_samples: int) -> Course:
@@ -384,7 +371,7 @@ def build_micro_search(
     """
     world = step.passes.world
     is_fixed = config.batch.micro != "auto" or config.batch.virtual_ranks is not None
-    if is_fixed or waits_in_forward(config, world) is not None:
+    if is_fixed or state.averager.waits_in_forward is not None:
         return lambda batch, number: None
     return MicroBatchSearch(
         step,

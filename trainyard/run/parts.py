@@ -29,7 +29,6 @@ from trainyard.run.build import (
     check_batches,
     check_decoding,
     check_extra_transform,
-    move_to_device,
 )
 from trainyard.run.distillation import build_run_loss, files_of_loss
 from trainyard.run.labels import check_labels
@@ -93,7 +92,7 @@ def build_parts(
             config.data, data.train, global_batch=config.batch.size, seed=config.run.seed
         )
         course = build_run_course(config, order.epoch_samples)
-        _check(config, data, course, world=world, device=device)
+        _check(config, data, course, averager, world=world, device=device)
         schedule = build_run_schedule(config, course)
         seed_generators(config.run.seed, device)  # the same first weights on every rank
         model = build_run_model(config, len(classes))
@@ -107,7 +106,7 @@ def build_parts(
             adapt_to_images(config, model, data.train, course=course, device=device)
         loss = build_run_loss(config, data.train, course=course, device=device)
         loss_files = files_of_loss(config.loss)
-        model = move_to_device(config, model, world=world, device=device)
+        model = model if averager.moves_model else model.to(device)
     if is_new and config.model.linear_probe:
         assert isinstance(data.train, Index)  # config.py refuses it for a stream
         feeds = build_feeds(config, world, device)
@@ -131,10 +130,16 @@ def build_parts(
 
 
 def _check(
-    config: RunConfig, data: Datasets, course: Course, *, world: World, device: torch.device
+    config: RunConfig,
+    data: Datasets,
+    course: Course,
+    averager: Averager,
+    *,
+    world: World,
+    device: torch.device,
 ) -> None:
     check_labels(config, data)
-    check_batches(config, course, world)
+    check_batches(config, course, world, averager.waits_in_forward)
     check_decoding(config, device)
     check_extra_transform(config, data.train, device)
     check_window(config.watch.profile, course.num_steps)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from trainyard.averaging.virtual_ranks import VirtualRanks
 from trainyard.config import RunConfig
 from trainyard.course import Due, seconds_of
 from trainyard.data.batch import Batch
@@ -127,7 +126,7 @@ class Trainer:
             parts.clock,
             lambda: ideal_s(self.state.step - 1),
             has_top1=not self.state.has_lists,
-            add_up=self.averager.add_up if isinstance(self.averager, VirtualRanks) else None,
+            add_up=self.averager.add_up,
         )
 
     def _state(self) -> TrainState:
