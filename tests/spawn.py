@@ -24,7 +24,10 @@ from trainyard.world import World
 
 # The heavy imports are done once, in the fork server, not once per rank.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["pytest", "torch", "timm", "trainyard.run.trainer", __name__])
+_LATE = ("timm.optim", "torch.utils.serialization", "numpy.ma", "PIL.JpegImagePlugin")  # by a run
+_CONTEXT.set_forkserver_preload(
+    ["pytest", "torch", "timm", "trainyard.run.trainer", *_LATE, __name__]
+)
 if "OMP_NUM_THREADS" in os.environ:  # else training sets the number, here and in forked processes
     torch.set_num_threads(1)
 

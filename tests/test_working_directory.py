@@ -38,7 +38,6 @@ def test_ranks_import_nothing_of_it(taken: Path, digits: Path) -> None:
     run = taken.parent / "run"
     words = ("launch", "local", "debug", "--ranks", 2, "--data", digits, "--run", run, *SHORT)
     in_folder(taken, *words)
-    in_folder(taken, "evaluate", run)
 
 
 def test_workers_import_nothing_of_it(taken: Path, digits: Path) -> None:

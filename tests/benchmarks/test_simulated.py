@@ -9,7 +9,7 @@ from benchmarks import tiles
 from benchmarks.fashion_mnist import Job, Team, prepare, recipe
 from benchmarks.simulated import simulated
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.night
 
 RANKS = 4
 AVERAGES: list[dict[str, Any]] = [

@@ -322,8 +322,8 @@ def test_keys_that_are_not_set_have_the_defaults_of_the_library() -> None:
 
 
 @compiles
-@pytest.mark.slow
-@pytest.mark.parametrize("name", tiered(["sgd", "adamw", "lamb"], night=["sgd", "adamw"]))
+@pytest.mark.night
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_a_compiled_update_is_the_same_and_is_compiled_once(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -196,8 +196,26 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
 } | {option: ("convnext-tiny", changes) for option, changes in OPTIONS.items()}
 
 
+# Of the recipes, one of each family and optimizer.
+IN_CI = {
+    "resnet50-a3",
+    "vit-b32-lamb-32k",
+    "convnext-tiny-muon",
+    "deit3-small",
+    "finetune",
+    *OPTIONS,
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", tiered(CASES, quick=["fp16", "resnet50-a1"]))
+@pytest.mark.parametrize(
+    "case",
+    tiered(
+        CASES,
+        quick=["fp16", "resnet50-a1"],
+        night=[case for case in CASES if case not in {*IN_CI, "fp16", "resnet50-a1"}],
+    ),
+)
 def test_a_step_and_its_batch_wait_for_nothing(case: str) -> None:
     name, changes = CASES[case]
     small = {"batch.size": str(BATCH), "model.name": narrow(load_recipe(name).model.name)}

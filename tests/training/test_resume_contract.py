@@ -40,6 +40,7 @@ from tests.runs import (
     read,
     words,
 )
+from tests.tiers import tiered
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.errors import STOPS, Stopped
@@ -192,16 +193,14 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
 
 
 def cells() -> list[Any]:
-    """The cells, with their tiers. One cut of each run is slow, and so are those of the first run.
-
-    The first cell of all is quick.
+    """The cells, with their tiers. One cut of each run is slow; the first cell of all is quick.
 
     One is added: a stop at the very look that sends the run back, which it is to do when resumed.
     """
     found = []
     for row, name in enumerate(RUNS):
         for column, kind in enumerate(CUTS):
-            is_slow = row == 0 or row % len(CUTS) == column
+            is_slow = row % len(CUTS) == column
             is_slow = is_slow or (name, kind) == ("goes back", "asked to come back")
             mark = pytest.mark.slow if is_slow else pytest.mark.night
             marks = () if row == column == 0 else mark
@@ -234,7 +233,7 @@ ODD_MOMENTS = {"the first step": 1, "a save": 10, "an evaluation": 16, "the last
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", ODD_MOMENTS.values(), ids=ODD_MOMENTS)
+@pytest.mark.parametrize("at", tiered(ODD_MOMENTS.values(), night=[1, 10]), ids=ODD_MOMENTS)
 def test_a_stop_at_an_odd_moment(
     at: int, whole: Callable[[str], Path], data: Path, tmp_path: Path
 ) -> None:
