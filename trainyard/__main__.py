@@ -15,9 +15,10 @@ if __name__ == "__main__" and not sys.flags.safe_path:
 def command() -> "NoReturn":
     """Entry point of the console script: runs a command and exits with its code."""
     from trainyard.interrupts import end_interrupted, raise_interrupt
+    from trainyard.parent import LAUNCHER
 
     # A cluster that a script has started in the background ignores it; a launcher passes it on.
-    is_passed_on = "TRAINYARD_LAUNCHER" in os.environ
+    is_passed_on = LAUNCHER in os.environ
     heeds_interrupt = is_passed_on or signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heeds_interrupt:  # an exception would end an import anywhere, and show where
         signal.signal(signal.SIGINT, end_interrupted)

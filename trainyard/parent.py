@@ -3,8 +3,11 @@
 import ctypes
 import os
 import signal
-from collections.abc import Mapping
-from typing import Any
+
+TYPE_CHECKING = False  # typing takes longer to import than this module
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
 
 LAUNCHER = "TRAINYARD_LAUNCHER"
 """Variable with the pid of the Trainyard process that started a rank."""
@@ -35,7 +38,7 @@ def end_with_launcher() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def put_back_handlers(before: Mapping[int, Any]) -> None:
+def put_back_handlers(before: "Mapping[int, Any]") -> None:
     """Restore what `signal.signal` gave; None, one that is not Python's, becomes the default."""
     for number, handler in before.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
