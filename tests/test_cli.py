@@ -144,7 +144,7 @@ def test_launch_dry_run(capsys: Capture, digits: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "a run").exists()
 
 
-@pytest.mark.parametrize("command", [[], ["estimate"]], ids=" ".join)
+@pytest.mark.parametrize("command", [[], ["estimate"], ["launch"]], ids=" ".join)
 def test_help_imports_nothing_heavy(command: list[str]) -> None:
     """This is what keeps `--help` under half a second."""
     code = (

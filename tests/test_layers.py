@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "trainyard"
 # From the bottom up. Units of one level do not know each other, unless both are named in SIBLINGS.
 LEVELS = [
     {
+        "arguments",
         "world",
         "cgroups",
         "files",

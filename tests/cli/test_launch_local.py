@@ -9,7 +9,7 @@ import pytest
 
 from tests.command_line import Capture, run
 from tests.gpus import pretend
-from trainyard.launch import agent
+from trainyard.launch import elastic
 
 MAKEFILE = (Path(__file__).parents[2] / "Makefile").read_text()
 
@@ -23,7 +23,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str | None]]:
         found.append((ranks, os.environ.get("CUDA_VISIBLE_DEVICES")))
         return 0
 
-    monkeypatch.setattr(agent, "run_ranks", run_ranks)
+    monkeypatch.setattr(elastic, "run_ranks", run_ranks)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # to be put back afterwards
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     return found

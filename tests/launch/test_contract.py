@@ -17,8 +17,8 @@ from tests.test_cli_signals import wait_for
 from tests.web import free_port
 from trainyard.distributed.launcher_variables import discover
 from trainyard.errors import STOPS
-from trainyard.launch import agent
-from trainyard.launch.agent import Policy, here, in_pod, run_ranks
+from trainyard.launch import elastic
+from trainyard.launch.elastic import Policy, here, in_pod, run_ranks
 from trainyard.launch.exit_codes import LEFT
 from trainyard.launch.job import Job
 from trainyard.launch.mpi import MpiOptions, launch_mpi
@@ -50,7 +50,7 @@ class Stubs:
         num_ranks = len(courses)
         return run_ranks(job.command, num_ranks, where, Policy(**policy), say=self.said.append)
 
-    def pod(self, num_ranks: int) -> agent.KnownMeetingPoint:
+    def pod(self, num_ranks: int) -> elastic.KnownMeetingPoint:
         names = ("NNODES", "NPROC_PER_NODE", "NODE_RANK", "MASTER_PORT")
         values = (1, num_ranks, 0, free_port())
         env = {f"PET_{name}": str(value) for name, value in zip(names, values, strict=True)}
@@ -74,7 +74,7 @@ class Stubs:
 def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stubs:
     monkeypatch.setenv("STUB", str(tmp_path))
     monkeypatch.setenv("OMPI_MCA_odls_base_sigkill_timeout", "1")
-    monkeypatch.setattr(agent, "NOTICE_S", 0.1)
+    monkeypatch.setattr(elastic, "NOTICE_S", 0.1)
     return Stubs(tmp_path)
 
 

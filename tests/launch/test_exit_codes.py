@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.launch.agent import Policy, here, run_ranks
+from trainyard.launch.elastic import Policy, here, run_ranks
 from trainyard.launch.exit_codes import first_cause
 
 
@@ -30,7 +30,7 @@ def test_a_rank_that_saves_longer_than_another_has_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A signal while it saves would end it."""
-    monkeypatch.setattr("trainyard.launch.agent.NOTICE_S", 0.1)
+    monkeypatch.setattr("trainyard.launch.elastic.NOTICE_S", 0.1)
     rank = (
         "import os, sys, time",
         "time.sleep(2 * int(os.environ['RANK']))",

@@ -20,7 +20,7 @@ from tests.errors import raises, refused
 from tests.test_cli_signals import Started, has_begun, under_way, wait_for
 from tests.web import free_port
 from trainyard.config import keys_set, load_recipe
-from trainyard.launch.agent import in_pod
+from trainyard.launch.elastic import in_pod
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 KUBERNETES = "1.37"  # the newest version whose schemas are there

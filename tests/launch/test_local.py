@@ -20,7 +20,7 @@ from tests.test_cli_signals import (
     started,
     wait_for,
 )
-from trainyard.launch.agent import Policy, here, run_ranks
+from trainyard.launch.elastic import Policy, here, run_ranks
 from trainyard.launch.job import Job
 from trainyard.training.checkpoint import find_problem
 

@@ -11,7 +11,7 @@ from tests.errors import check, refused
 from trainyard.command_line import main
 from trainyard.launch.job import Job
 from trainyard.launch.slurm import Allocation, script
-from trainyard.launch.slurm_cores import least_share
+from trainyard.launch.slurm_state import least_share
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 PYTHON = "/shared/venv/bin/python"

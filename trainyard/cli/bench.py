@@ -5,8 +5,8 @@ import json
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from trainyard.arguments import above_zero, positive
 from trainyard.cli.data.index import add_location
-from trainyard.cli.options import above_zero, positive
 from trainyard.world import usable_cores
 
 if TYPE_CHECKING:

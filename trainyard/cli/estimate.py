@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainyard.cli.options import above_zero, loading, number, positive
+from trainyard.arguments import above_zero, number, positive
+from trainyard.cli.options import loading
 from trainyard.cli.printing import print_table, print_text
 from trainyard.errors import InputError
 from trainyard.files import check_run

@@ -7,15 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from trainyard.api import evaluation_recipe
-from trainyard.cli.options import (
-    SECTIONS,
-    add_ema,
-    add_views,
-    check_suffix,
-    check_target,
-    loading,
-    positive,
-)
+from trainyard.arguments import positive
+from trainyard.cli.options import SECTIONS, add_ema, add_views, check_suffix, check_target, loading
 from trainyard.cli.printing import empty_table, naming, print_text, result_console, write_csv
 from trainyard.distributed import discover
 from trainyard.errors import InputError

@@ -1,70 +1,21 @@
-"""What commands share: numbers, the run or checkpoint to take, and how torch is loaded."""
+"""What commands share: the run or checkpoint to take, and how torch is loaded."""
 
 import argparse
 import atexit
 import gc
-import math
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from trainyard.arguments import enlarging, positive
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import CheckpointError, InputError
 from trainyard.files import RunDirectory, find_checkpoint
 from trainyard.world import usable_cores
 
 SECTIONS = ("model", "data", "batch")  # sections of recipe keys that a trained model can depend on
-
-
-def positive(text: str) -> int:
-    """A whole number from 1 up."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
-def whole(text: str) -> int:
-    """A whole number from 0 up."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
-    return int(text)
-
-
-def number(text: str) -> float:
-    """A number from 0 up."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not 0 <= found < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
-    return found
-
-
-def fraction(text: str) -> float:
-    """A number from 0 to 1."""
-    found = number(text)
-    if found > 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 1")
-    return found
-
-
-def above_zero(text: str) -> float:
-    """A number above 0."""
-    found = number(text)
-    if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
-    return found
-
-
-def enlarging(text: str) -> tuple[float, ...]:
-    """Numbers from 1 up, between commas."""
-    found = tuple(number(part) for part in text.split(","))
-    if min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} has a number below 1")
-    return found
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trainyard.arguments import fraction, positive
 from trainyard.cli.options import (
     SECTIONS,
     add_checkpoint,
@@ -17,9 +18,7 @@ from trainyard.cli.options import (
     check_overrides,
     check_suffix,
     check_target,
-    fraction,
     loading,
-    positive,
 )
 from trainyard.cli.printing import empty_table, naming, print_text, result_console, write_csv
 from trainyard.data.storage.source import is_remote

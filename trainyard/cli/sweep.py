@@ -10,13 +10,14 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainyard.cli.launch.common import num_devices, print_command
+from trainyard.cli.options import loading
 from trainyard.cli.printing import print_text
 from trainyard.cli.runs import print_runs
 from trainyard.cli.train import OUTPUT_MODES, config_of
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.errors import RecipeError, TrainyardError
-from trainyard.launch.job import Job
+from trainyard.launch.job import Job, job_of, shown
+from trainyard.launch.launcher import num_gpus
 from trainyard.launch.signals import stopped_by
 from trainyard.printable import print_line, printable
 
@@ -73,16 +74,17 @@ def add(parser: argparse.ArgumentParser) -> None:
 def sweep(options: argparse.Namespace) -> int:
     """Run `trainyard sweep`. Returns the exit code."""
     runs = combinations(options.overrides)
-    configs = [
-        config_of(argparse.Namespace(**vars(options) | {"overrides": run.overrides}))
-        for run in runs
-    ]
+    each = [argparse.Namespace(**vars(options) | {"overrides": run.overrides}) for run in runs]
+    configs = [*map(config_of, each)]
     _check_parts(runs, configs)
     parent = Path(options.runs or Path("runs") / f"{Path(options.recipe).stem}-sweep")
-    jobs = [_job(options, parent / run.name, run.overrides) for run in runs]
+    jobs = [
+        job_of(one, parent / run.name, ("quiet", "plain"))
+        for one, run in zip(each, runs, strict=True)
+    ]
     if options.dry_run:
         for job in jobs:
-            print_command(job.command)
+            print(shown(job.command))
         return 0
     is_left = [not _is_done(job.run, config) for job, config in zip(jobs, configs, strict=True)]
     left = [job for job, is_open in zip(jobs, is_left, strict=True) if is_open]
@@ -199,14 +201,6 @@ def _check_parts(runs: Sequence[Combination], configs: "Sequence[RunConfig]") ->
 # --- the runs ---
 
 
-def _job(options: argparse.Namespace, run: Path, overrides: Mapping[str, str]) -> Job:
-    words = ["train", options.recipe, "--run", str(run)]
-    words += [word for place in options.data or () for word in ("--data", place)]
-    words += [f"--{name}" for name in ("quiet", "plain") if getattr(options, name)]
-    words += [f"--{key}={text}" for key, text in overrides.items()]
-    return Job(tuple(words), run)
-
-
 def _is_done(run: Path, config: "RunConfig") -> bool:
     """True for a complete run; others are for `trainyard train`.
 
@@ -232,7 +226,8 @@ def _run(jobs: Sequence[Job], options: argparse.Namespace) -> tuple[dict[str, in
     """The exit codes of runs that failed, by name, and the number of a signal that ended all."""
     from trainyard.launch.sweep import gpus, run_jobs
 
-    count = num_devices()
+    with loading():
+        count = num_gpus()
     devices = gpus(count)[: len(jobs)] if count > 1 else [""]
     failed: dict[str, int] = {}
 

@@ -4,6 +4,7 @@ A code is a rank's exit code, or minus the number of the signal that killed it.
 """
 
 import signal
+from collections.abc import Callable
 
 from trainyard.errors import (
     STOPS,
@@ -23,6 +24,8 @@ NOTICE_S = 2
 
 MISTAKES = (InputError.exit_code, DivergedError.exit_code)
 """Exit codes of failures that recur: wrong input, diverged."""
+OVER = (0, *MISTAKES)
+"""Exit codes after which a run need not start again: done, a mistake, diverged."""
 
 LEFT = 128 + signal.SIGTERM
 """The exit code of an agent that was told to end, while others go on."""
@@ -64,14 +67,23 @@ def first_cause(codes: dict[int, int]) -> tuple[int, int]:
     return rank, codes[rank]
 
 
-def code_after(number: int, codes: dict[int, int]) -> int:
+def describe(rank: int, code: int) -> str:
+    """A sentence about the end of a rank; a negative code is the number of a signal."""
+    if code > 0:
+        return f"rank {rank} has ended with exit code {code}"
+    return str(killed(rank, -code))
+
+
+def code_after(
+    number: int, codes: dict[int, int], reason_of: Callable[[int, int], str] = describe
+) -> int:
     """The exit code of a launcher that passed a signal on, by the codes of its ranks.
 
     TrainyardError if a rank could not save: the codes of a stop mean that all is saved.
     """
     rank, code = first_cause(codes) if codes else (0, Stopped.exit_code)
     if not is_stop(code):
-        raise ending_with(code, TrainyardError("launch.not-saved", reason=describe(rank, code)))
+        raise ending_with(code, TrainyardError("launch.not-saved", reason=reason_of(rank, code)))
     return stopped_by(number).exit_code if code else 0
 
 
@@ -79,13 +91,6 @@ def ending_with(code: int, error: TrainyardError) -> TrainyardError:
     """The error, which ends the launcher with a rank's code."""
     error.exit_code = meaning_of(code)
     return error
-
-
-def describe(rank: int, code: int) -> str:
-    """A sentence about the end of a rank; a negative code is the number of a signal."""
-    if code > 0:
-        return f"rank {rank} has ended with exit code {code}"
-    return str(killed(rank, -code))
 
 
 def killed(rank: int, number: int) -> TrainyardError:

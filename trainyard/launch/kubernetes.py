@@ -4,13 +4,21 @@ The Trainer acts on the exit code of a pod: one that was told to end (143) comes
 limit; one that has used up its restarts ends the job.
 """
 
+import argparse
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import re
+import subprocess
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import PurePosixPath
 from textwrap import indent
 from typing import Any
 
+from trainyard.arguments import positive, whole
+from trainyard.data.storage.source import is_remote
+from trainyard.errors import InputError
 from trainyard.launch.job import Job
+from trainyard.launch.launcher import Launcher, add_grace, add_ranks, add_restarts
 
 GROUP_ID = 1000
 """Group of the user in the image; volumes are made writable for it."""
@@ -18,63 +26,120 @@ START_S = 1800
 """Seconds for all pods to arrive: a moved pod waits for a node, then fetches its image."""
 _OWN_END_S = 30  # for the agent in a pod to end, after its ranks
 _RECIPES = "/etc/trainyard"
+_RESTARTS = 3  # a lost node uses one up
 
 
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """A request to the Trainer."""
+class Kubernetes(Launcher):
+    summary = "pods, by Kubeflow's Trainer"
 
-    name: str
-    namespace: str | None
-    job: Job
-    recipe: str | None
-    """Text of a recipe that does not come with Trainyard."""
-    restarts: int
-    image: str
-    nodes: int
-    """Number of pods. The following is for each pod."""
-    gpus: int
-    ranks: int
-    cpu: str | None = None
-    memory: str | None = None
-    volumes: Mapping[str, str]
-    """Mount path of each claim."""
-    node_selector: Mapping[str, str]
-    service_account: str | None = None
-    grace_s: int
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        add_ranks(parser, "each pod", gpus=whole)
+        add_restarts(parser, default=_RESTARTS)
+        add_grace(parser)
+        add = parser.add_argument
+        add("--image", required=True, help="of a container that has trainyard (see Dockerfile)")
+        add("--nodes", type=positive, default=1, metavar="N", help="pods (1 if not given)")
+        add("--cpu", metavar="N", help="cores that each pod asks for: 16, 500m")
+        add("--memory", metavar="N", help="of each pod: 64Gi")
+        add(
+            "--volume",
+            type=_volume,
+            action="append",
+            default=[],
+            metavar="CLAIM:/PATH",
+            help="a persistent volume claim and where it is mounted; can be given again. The run "
+            "directory is to be on one, which all pods can write to",
+        )
+        add(
+            "--node-selector",
+            type=_selector,
+            action="append",
+            default=[],
+            metavar="KEY=VALUE",
+            help="a label of the nodes to use; can be given again",
+        )
+        add("--namespace", metavar="NAME", help="(kubectl's if not given)")
+        add("--service-account", metavar="NAME", help="that the pods act as")
+        add("--name", metavar="NAME", help="of the job (the run directory's)")
+        add("--apply", action="store_true", help="give it to kubectl, instead of printing it")
+
+    def plan(self, job: Job, options: argparse.Namespace) -> str:
+        _check_paths(job, options)
+        name = options.name or re.sub(r"[^a-z0-9]+", "-", job.name.lower()).strip("-")
+        recipe = _own_recipe(options.recipe)
+        if recipe is not None:
+            command, _, *arguments = job.arguments
+            job = replace(job, arguments=(command, f"{_RECIPES}/{name}.toml", *arguments))
+        job.check_writable("the manifest")
+        agent = job.of_agent(restarts=options.restarts, grace=options.grace)
+        metadata = _quoted(_without_empty(name=name, namespace=options.namespace))
+        volumes = _volumes(options, None if recipe is None else name)
+        mounts = [{"name": volume["name"], "mountPath": path} for volume, path in volumes]
+        text = _TEXT.format(
+            metadata=metadata,
+            name=_quoted(name),
+            nodes=options.nodes,
+            ranks=options.ranks or options.gpus or 1,
+            image=_quoted(options.image),
+            command=_items(["trainyard", *agent.arguments], column=4),
+            resources=_quoted(_resources(options)),
+            restarts=options.restarts,
+            grace=options.grace + _OWN_END_S,
+            account=_quoted(options.service_account or "default"),
+            selector=_quoted(dict(options.node_selector)),
+            group=GROUP_ID,
+            start=START_S,
+            mounts=_items(mounts, column=18),
+            volumes=_items((volume for volume, _ in volumes), column=16),
+        )
+        if recipe is None:
+            return text
+        return _RECIPE.format(metadata=metadata, file=f"{name}.toml", text=recipe) + text
+
+    def run(self, job: Job, options: argparse.Namespace) -> int:
+        text = self.plan(job, options)
+        if not options.apply:
+            print(text, end="")
+            return 0
+        try:
+            return subprocess.run(["kubectl", "apply", "-f", "-"], input=text, text=True).returncode
+        except FileNotFoundError:
+            raise InputError("launch.no-kubectl") from None
 
 
-def recipe_path(name: str) -> str:
-    """Path in the pods of a recipe that does not come with Trainyard."""
-    return f"{_RECIPES}/{name}.toml"
+def _check_paths(job: Job, options: argparse.Namespace) -> None:
+    """InputError for a run directory or data that pods would not find."""
+    volumes = dict(options.volume)
+    if len(volumes) < len(options.volume):
+        raise InputError("launch.claim-twice")
+    if not any(PurePosixPath(job.run).is_relative_to(path) for path in volumes.values()):
+        raise InputError("launch.run-not-on-volume", path=job.run)
+    for location in options.data or ():
+        if not is_remote(location) and not PurePosixPath(location).is_absolute():
+            raise InputError("launch.data-not-on-pod", location=location)
 
 
-def text_of(manifest: Manifest) -> str:
-    """The manifest in YAML."""
-    metadata = _quoted(_without_empty(name=manifest.name, namespace=manifest.namespace))
-    volumes = _volumes(manifest)
-    mounts = [{"name": volume["name"], "mountPath": path} for volume, path in volumes]
-    text = _TEXT.format(
-        metadata=metadata,
-        name=_quoted(manifest.name),
-        nodes=manifest.nodes,
-        ranks=manifest.ranks,
-        image=_quoted(manifest.image),
-        command=_items(_command(manifest), column=4),
-        resources=_quoted(_resources(manifest)),
-        restarts=manifest.restarts,
-        grace=manifest.grace_s + _OWN_END_S,
-        account=_quoted(manifest.service_account or "default"),
-        selector=_quoted(dict(manifest.node_selector)),
-        group=GROUP_ID,
-        start=START_S,
-        mounts=_items(mounts, column=18),
-        volumes=_items((volume for volume, _ in volumes), column=16),
-    )
-    if manifest.recipe is None:
-        return text
-    recipe = indent(manifest.recipe.rstrip("\n"), "    ")
-    return _RECIPE.format(metadata=metadata, file=f"{manifest.name}.toml", text=recipe) + text
+def _own_recipe(recipe: str) -> str | None:
+    """The lines of a recipe that does not come with Trainyard; None for one that does."""
+    from trainyard.config import builtin_recipes, keys_set, load_recipe, tree_as_toml
+
+    if recipe in builtin_recipes():
+        return None
+    return indent(tree_as_toml(keys_set(load_recipe(recipe))).rstrip("\n"), "    ")
+
+
+def _volume(text: str) -> tuple[str, str]:
+    claim, _, path = text.partition(":")
+    if not claim or not path.startswith("/"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not CLAIM:/PATH")
+    return claim, str(PurePosixPath(path))
+
+
+def _selector(text: str) -> tuple[str, str]:
+    key, is_pair, value = text.partition("=")
+    if not key or not is_pair:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE, a label of a node")
+    return key, value
 
 
 def _quoted(value: Any) -> str:
@@ -90,32 +155,25 @@ def _without_empty(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value}
 
 
-def _command(manifest: Manifest) -> list[str]:
-    command, *arguments = manifest.job.arguments
-    options = [f"--restarts={manifest.restarts}", f"--grace={manifest.grace_s}"]
-    options += ["--doctor"] if command == "doctor" else []
-    return ["trainyard", "launch", "agent", *arguments, *options]
-
-
-def _volumes(manifest: Manifest) -> list[tuple[dict[str, Any], str]]:
-    """The volumes of a pod, each with its mount path."""
+def _volumes(options: argparse.Namespace, recipe: str | None) -> list[tuple[dict[str, Any], str]]:
+    """The volumes of a pod, each with its mount path. `recipe`: the name of its config map."""
     volumes: list[tuple[dict[str, Any], str]] = [
         ({"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": claim}}, path)
-        for number, (claim, path) in enumerate(manifest.volumes.items())
+        for number, (claim, path) in enumerate(options.volume)
     ]
-    if manifest.recipe is not None:
-        volumes.append(({"name": "recipe", "configMap": {"name": manifest.name}}, _RECIPES))
-    if manifest.gpus:  # for NCCL: the 64 MB of a container are not enough
+    if recipe:
+        volumes.append(({"name": "recipe", "configMap": {"name": recipe}}, _RECIPES))
+    if options.gpus:  # for NCCL: the 64 MB of a container are not enough
         volumes.append(({"name": "shm", "emptyDir": {"medium": "Memory"}}, "/dev/shm"))
     return volumes
 
 
-def _resources(manifest: Manifest) -> dict[str, Any]:
+def _resources(options: argparse.Namespace) -> dict[str, Any]:
     """Requests and limits. The CPU has no limit, since it would throttle the loader's threads."""
-    limits = _without_empty(memory=manifest.memory)
-    requests = limits | _without_empty(cpu=manifest.cpu)
-    if manifest.gpus:
-        limits = limits | {"nvidia.com/gpu": str(manifest.gpus)}
+    limits = _without_empty(memory=options.memory)
+    requests = limits | _without_empty(cpu=options.cpu)
+    if options.gpus:
+        limits = limits | {"nvidia.com/gpu": str(options.gpus)}
     return _without_empty(limits=limits, requests=requests)
 
 

@@ -5,7 +5,10 @@ waits again, and sends SIGKILL. In the first wait the ranks notice and save. A S
 the same effect, but mpirun passes SIGUSR1 and SIGUSR2 on, and then sets the ranks no time limit.
 """
 
+import argparse
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -19,13 +22,45 @@ from trainyard.distributed.interfaces import free_port
 from trainyard.distributed.launcher_variables import PORTS
 from trainyard.errors import STOPS, InputError
 from trainyard.launch.exit_codes import is_stop
-from trainyard.launch.job import Job
+from trainyard.launch.hosts import read_hosts
+from trainyard.launch.job import Job, passed_on, shown
+from trainyard.launch.launcher import Launcher, add_ranks, ranks_here
 from trainyard.launch.signals import REQUEUE_SIGNALS, handling, stopped_by
 from trainyard.parent import signal_without_parent
 
 _WAIT_S = 5
 """Length of each of the two waits. They are not cut short when all ranks have ended."""
 _IMPATIENT_S = 1.0  # a Ctrl-C of the terminal and one of an outer launcher may both arrive
+
+
+class Mpi(Launcher):
+    summary = "OpenMPI's mpirun, on this machine or several hosts"
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        add_ranks(parser, "each host")
+        parser.add_argument(
+            "--hosts",
+            metavar="A,B:4|FILE",
+            help="a:4 for 4 ranks, or a file of these with one a line (this machine alone)",
+        )
+        parser.add_argument(
+            "--mpirun", metavar="PATH", default="mpirun", help="OpenMPI's (the first on PATH)"
+        )
+        about = "for mpirun: '--mca btl_tcp_if_include eth0'"
+        parser.add_argument("--extra", metavar="WORDS", default="", help=about)
+
+    def is_here(self, options: argparse.Namespace) -> bool:
+        return options.hosts is None
+
+    def plan(self, job: Job, options: argparse.Namespace) -> str:
+        mpi = _options(options)
+        settings = [f"{name}={value}" for name, value in variables(mpi).items()]
+        return f"{shown(['env', *settings, *command_line(job, mpi)])}\n"
+
+    def run(self, job: Job, options: argparse.Namespace) -> int:
+        if self.is_here(options):
+            ranks_here(options)
+        return launch_mpi(job, _options(options))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +77,26 @@ class MpiOptions:
     @property
     def is_here(self) -> bool:
         return list(self.hosts) == ["localhost"]
+
+
+def _options(options: argparse.Namespace) -> MpiOptions:
+    hosts = read_hosts(options.hosts or "localhost")
+    for host in hosts:
+        if host.target != host.name:
+            raise InputError("launch.user-for-mpirun", value=host.target, name=host.name)
+    given = {host.name: host.slots for host in hosts}
+    ranks = options.ranks or options.gpus
+    if ranks is None and None in given.values():
+        if options.hosts:  # other hosts may have other GPUs than this machine
+            raise InputError("launch.no-ranks-per-host")
+        ranks = ranks_here(options)
+    return MpiOptions(
+        hosts={host: slots or ranks for host, slots in given.items()},
+        mpirun=shutil.which(options.mpirun) or options.mpirun,
+        extra=shlex.split(options.extra),
+        is_root=os.geteuid() == 0,
+        passed_on=sorted(passed_on(os.environ)) if list(given) != ["localhost"] else (),
+    )
 
 
 def variables(options: MpiOptions) -> dict[str, str]:

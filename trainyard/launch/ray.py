@@ -4,6 +4,7 @@ Ray Train has a worker on each node, which runs the node's agent (see ray_nodes.
 the user's is returned by the workers, not raised, so that Ray Train does not start again.
 """
 
+import argparse
 import math
 import os
 import signal
@@ -15,21 +16,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from trainyard.errors import STOPS, InputError, Stopped, TrainyardError
+from trainyard.arguments import positive
+from trainyard.errors import STOPS, InputError, TrainyardError
 from trainyard.installation import install_hint
 from trainyard.launch.exit_codes import (
     GRACE_S,
     MISTAKES,
+    code_after,
     ending_with,
     first_cause,
     is_stop,
     meaning_of,
 )
-from trainyard.launch.job import Job, passed_on
+from trainyard.launch.job import Job, passed_on, shown
+from trainyard.launch.launcher import Launcher, add_ranks, add_restarts, record_of
 from trainyard.launch.output import take_any_text
-from trainyard.launch.signals import handling, stopped_by
+from trainyard.launch.signals import handling
 from trainyard.printable import how_many, print_line
 from trainyard.world import usable_cores
 
@@ -45,6 +50,38 @@ _VARIABLES = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # a worker stays in the working directory
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10",  # nodes that are counted may be dead
 }
+
+
+class Ray(Launcher):
+    summary = "a Ray cluster, or one started on this machine"
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        add_ranks(parser, "each node")
+        add = parser.add_argument
+        add(
+            "--address",
+            metavar="auto|local|HOST:PORT",
+            help="of Ray's head; local: one started on this machine for this run ($RAY_ADDRESS, or "
+            "the one that runs here, or local)",
+        )
+        add("--nodes", type=positive, default=1, metavar="N", help="nodes (1)")
+        add("--cpus", type=positive, default=1, metavar="N", help="per rank (1)")
+        about = "go on without nodes that are gone"
+        add("--min-nodes", type=positive, metavar="N", help=about)
+        add_restarts(parser)
+        add = parser.add_mutually_exclusive_group().add_argument
+        about = "copy it to all nodes (this one is on all nodes)"
+        add("--working-dir", metavar="DIR", help=about)
+        about = "Ray's runtime environment, in YAML or JSON"
+        add("--runtime-env", metavar="FILE", help=about)
+
+    def plan(self, job: Job, options: argparse.Namespace) -> str:
+        ray = _options(job, options)
+        ranks = ray.ranks or ray.gpus or "(one per GPU, or 1)"
+        return f"{ray.nodes} x a node of Ray: {ranks} x {shown(job.command)}\n"
+
+    def run(self, job: Job, options: argparse.Namespace) -> int:
+        return launch_ray(job, _options(job, options))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +107,34 @@ class RayOptions:
     def folder(self) -> str | None:
         """Working directory of the ranks; None if Ray makes one."""
         return None if "working_dir" in self.environment else os.getcwd()
+
+
+def _options(job: Job, options: argparse.Namespace) -> RayOptions:
+    environment = _environment(options)
+    ray = record_of(RayOptions, options, environment=environment, is_json=options.json)
+    if ray.folder is None and not job.run.is_absolute():  # Ray deletes its copy at the end
+        raise InputError("launch.run-in-working-copy", path=job.run)
+    return ray
+
+
+def _environment(options: argparse.Namespace) -> dict[str, Any]:
+    if options.working_dir is not None:
+        return {"working_dir": options.working_dir}
+    path = options.runtime_env
+    if path is None:
+        return {}
+    import yaml
+
+    try:
+        found = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        reason = error.strerror
+        raise InputError("launch.runtime-env-unreadable", path=path, reason=reason) from None
+    except yaml.YAMLError:
+        found = None
+    if not isinstance(found, dict):
+        raise InputError("launch.runtime-env-no-mapping", path=path)
+    return found
 
 
 def launch_ray(job: Job, options: RayOptions) -> int:
@@ -113,12 +178,11 @@ def _trainer(
 
     from trainyard.launch.ray_nodes import Attempts, Trainer, run_node
 
-    what, *arguments = job.arguments
     nodes, fewest = options.nodes, options.min_nodes or options.nodes
     has_gpus = "GPU" in bundle
     settings = {
         "board": board,
-        "words": ["launch", "agent", *arguments, "--ray", *["--doctor"] * (what == "doctor")],
+        "words": [*job.of_agent().arguments, "--ray"],
         "folder": options.folder,
         "ranks": options.ranks or bundle.get("GPU", 0) or 1,
         # Hides GPUs that were not reserved.
@@ -155,7 +219,9 @@ def _await_end(trainer: Any, board: Any, signals: list[int], check: Callable[[fl
         failure = f"{error}".strip().splitlines()[-1]
     codes = ray.get(board.codes.remote())
     if watch.passed:
-        return _code_after(signals[watch.passed - 1], codes)
+        return code_after(
+            signals[watch.passed - 1], codes, lambda node, _: f"see the output of node {node}"
+        )
     _, code = first_cause(codes) if codes else (0, 0)
     if failure and code not in MISTAKES:  # nodes that are left may have saved
         code = TrainyardError.exit_code if is_stop(code) else code
@@ -187,14 +253,6 @@ class _Watch:
         elif not self.passed:
             self._check(now - self._ran_at)
         return now >= self._give_up_at or bool(self.passed and now - self._ran_at > _LEAVE_S)
-
-
-def _code_after(number: int, codes: dict[int, int]) -> int:
-    node, code = first_cause(codes) if codes else (0, Stopped.exit_code)
-    if not is_stop(code):
-        reason = f"see the output of node {node}"
-        raise ending_with(code, TrainyardError("launch.not-saved", reason=reason))
-    return stopped_by(number).exit_code if code else 0
 
 
 # --- the connection to Ray ---

@@ -1,6 +1,6 @@
 """What runs on the nodes of Ray: a worker of Ray Train on each, which runs the node's agent.
 
-The agent (see agent.py) is a process of its own, which can handle signals. Ray kills a worker's
+The agent (see elastic.py) is a process of its own, which can handle signals. Ray kills a worker's
 children without warning, but not their children: ranks whose agent is gone save and end.
 """
 
@@ -36,7 +36,7 @@ from trainyard.world import began_with
 _LOOK_S, _WATCH_S = 0.5, 0.2
 _DRAIN_LOOK_S = 5.0  # as often as Ray Train looks for draining nodes
 _SILENCE_S = 5.0  # of a node, or of its worker, that is dead
-_ADDRESS, _PORT = "PET_MASTER_ADDR", "PET_MASTER_PORT"  # see agent.in_pod
+_ADDRESS, _PORT = "PET_MASTER_ADDR", "PET_MASTER_PORT"  # see elastic.in_pod
 
 _CLEANER = "PlacementGroupCleanerCallback"
 

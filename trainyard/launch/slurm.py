@@ -1,19 +1,28 @@
 """Several nodes through Slurm: the text of a batch job for sbatch."""
 
+import argparse
+import os
+import re
 import shlex
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard.children import SAFE_PATH
-from trainyard.errors import DivergedError, InputError, Requeued, Stopped
-from trainyard.launch.exit_codes import GRACE_S
+from trainyard.arguments import positive, whole
+from trainyard.children import SAFE_PATH, users_environment
+from trainyard.errors import InputError, Requeued, Stopped, TrainyardError
+from trainyard.files import write_text, writing
+from trainyard.launch.exit_codes import GRACE_S, OVER
 from trainyard.launch.job import Job
+from trainyard.launch.launcher import Launcher, add_ranks, add_restarts, record_of
 from trainyard.launch.signals import REQUEUE_SIGNALS
+from trainyard.launch.slurm_state import cores_per_gpu, state_of
 
 SIGNAL = REQUEUE_SIGNALS[0].name.removeprefix("SIG")
-_FINAL = (0, InputError.exit_code, DivergedError.exit_code)
 # The signals themselves too: a rank that gets one before it trains dies by it.
 _STOPPED = (Stopped.exit_code, 128 + signal.SIGTERM)
 _REQUEUED = (Requeued.exit_code, *(128 + number for number in REQUEUE_SIGNALS))
@@ -21,6 +30,80 @@ _LOST_S = 900  # for Slurm to find a lost node; its default is 300
 _AGAIN_S = 5
 _BREAK = " \\\n        "
 _SEED = "$SLURM_ARRAY_TASK_ID"  # an array's indices are the seeds
+_SBATCH_OPTIONS = {
+    "time": "time limit, after which the job is requeued and goes on: 72:00:00, or hours: 72h",
+    "partition": "partition",
+    "account": "account to charge",
+    "constraint": "features that the nodes must have",
+    "reservation": "reservation to take the nodes from",
+    "qos": "quality of service",
+    "comment": "comment on the job",
+    "mem": "memory of each node: 200G",
+}
+_CORES_IN_EXTRA = r"--cpus-per-|(^|\s)-c"
+_GRACE_S = 120
+_BEGIN_S = 60  # minimum time for a run to start
+_RESTARTS = 3
+
+
+class Slurm(Launcher):
+    summary = "a batch job of Slurm's, on one node or many"
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        ranks = "processes in all, where there are no GPUs"
+        add_ranks(parser, "each node", gpus=whole, ranks=ranks)
+        add = parser.add_argument
+        add("--nodes", type=_nodes, default="1", metavar="N", help="nodes: 2, or 1-4")
+        about = "CPU cores for each rank; by default a GPU's share of its node by sinfo"
+        add("--cpus", type=positive, metavar="N", help=about)
+        for name, meaning in _SBATCH_OPTIONS.items():
+            kind = _time if name == "time" else str
+            add(f"--{name}", type=kind, metavar=name.upper(), help=meaning)
+        add("--mail", metavar="ADDRESS", help="where to write of the end")
+        about = "another line for sbatch: '#SBATCH --exclusive'; as often as wanted"
+        add("--extra", action="append", default=[], metavar="LINE", help=about)
+        about = "a line of shell before the ranks start, 'module load cuda' say, or a file of them"
+        add("--setup", action="append", default=[], metavar="LINE", help=about)
+        about = f"seconds before the time limit at which the ranks save ({_GRACE_S})"
+        add("--grace", type=positive, default=_GRACE_S, metavar="S", help=about)
+        add("--seeds", type=_seeds, default=(), metavar="0,1,2", help="a job for each")
+        add_restarts(parser, default=_RESTARTS)
+
+    def plan(self, job: Job, options: argparse.Namespace) -> str:
+        allocation = _allocation(options)
+        job.check_writable("the batch script")
+        if options.seeds and "run.seed" in options.overrides:
+            raise InputError("launch.seeds-and-seed")
+        return script(
+            job,
+            allocation,
+            folder=Path.cwd(),
+            restarts=options.restarts,
+            setup=[_source_if_file(line) for line in options.setup],
+            seeds=options.seeds,
+        )
+
+    def run(self, job: Job, options: argparse.Namespace) -> int:
+        text = self.plan(job, options)
+        if shutil.which("sbatch") is None:
+            raise InputError("launch.no-slurm")
+        runs = runs_of(job.run, options.seeds)
+        for run in runs:
+            with writing(run):
+                run.mkdir(parents=True, exist_ok=True)  # for the job's output: Slurm makes none
+            write_text(run / "slurm.sbatch", text)
+        done = subprocess.run(
+            ["sbatch", "--parsable"],
+            input=text,
+            text=True,
+            capture_output=True,
+            env=users_environment(),  # which the job inherits, its --setup lines too
+        )
+        if done.returncode:
+            reason = " ".join(done.stderr.split()).removeprefix("sbatch: error: ")
+            raise TrainyardError("launch.job-refused", reason=reason)
+        _print_submitted(done.stdout.strip().partition(";")[0], runs)
+        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +125,94 @@ class Allocation:
     """Further lines, with or without the #SBATCH: "#SBATCH --exclusive"."""
     grace: int = 120
     """Seconds before the time limit at which the ranks get the signal to save."""
+
+
+def _allocation(options: argparse.Namespace) -> Allocation:
+    if bool(options.gpus) == bool(options.ranks):
+        raise InputError("launch.no-gpus-or-ranks")
+    if options.time is not None and _seconds(options.time) < options.grace + _BEGIN_S:
+        raise InputError(
+            "launch.time-too-short",
+            value=options.time,
+            grace=options.grace,
+            least=options.grace + _BEGIN_S,
+        )
+    given = {name: getattr(options, name) for name in _SBATCH_OPTIONS}
+    return record_of(
+        Allocation,
+        options,
+        cpus=options.cpus or _share_of_cores(options),
+        wishes=tuple((name, value) for name, value in given.items() if value is not None),
+        extra=tuple(options.extra),
+    )
+
+
+def _share_of_cores(options: argparse.Namespace) -> int | None:
+    """Cores for each rank of a job with GPUs; None where --extra or the cluster decides."""
+    if not options.gpus or re.search(_CORES_IN_EXTRA, " ".join(options.extra)):
+        return None
+    found = cores_per_gpu(options.partition, options.gpus)
+    if found is None and options.dry_run:
+        return None  # the text may be for another cluster
+    note = (
+        f"each rank gets {found} cores, its GPU's share of a node; --cpus asks for others"
+        if found
+        else "sinfo names no cores and GPUs of a node, so each rank gets the cluster's default of "
+        "cores, which may be one: --cpus asks for more"
+    )
+    sys.stderr.write(f"trainyard: {note}\n")
+    return found
+
+
+def _source_if_file(line: str) -> str:
+    """`source` for a file of lines, read when the job starts; other lines stay."""
+    return f"source {shlex.quote(str(Path(line).resolve()))}" if os.path.isfile(line) else line
+
+
+def _nodes(text: str) -> str:
+    if not re.fullmatch(r"[1-9]\d*(-[1-9]\d*)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes such as 4 or 1-4")
+    return text
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} are not seeds: write 0,1,2")
+    return tuple(map(int, text.split(",")))
+
+
+def _seconds(time: str) -> int:
+    days, _, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")] + [0, 0]
+    return int(days or 0) * 86400 + parts[0] * 3600 + parts[1] * 60 + parts[2]
+
+
+def _time(text: str) -> str:
+    """A time limit; a bare number means hours. (Slurm takes it, and 4:00, for minutes.)"""
+    if re.fullmatch(r"\d+(\.\d+)?h?", text):
+        minutes = round(float(text.rstrip("h")) * 60)
+        return f"{minutes // 60}:{minutes % 60:02d}:00"
+    if re.fullmatch(r"\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}", text):
+        return text
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not a time: write hours, 72h, 72:00:00 or 3-00:00:00"
+    )
+
+
+def _print_submitted(job_id: str, runs: Sequence[Path]) -> None:
+    print(f"job {job_id} trains in {', '.join(map(str, runs))}")
+    print(f"watch:  squeue -j {job_id};  tail -F {shlex.quote(str(runs[0]))}/slurm-*.out")
+    print(f"stop:   scancel --signal=TERM {job_id}   (it saves first)")
+    print(f"cancel: scancel {job_id}", flush=True)
+    found = state_of(job_id)
+    if found is None:
+        return
+    print(f"Slurm:  {found.state}" + f" ({found.reason})" * (found.reason != "None"))
+    if found.is_forever:
+        sys.stderr.write(
+            f"trainyard: job {job_id} does not start as it is ({found.reason}): cancel it and ask "
+            f"for what the partition and your account allow (sinfo; scontrol show job {job_id})\n"
+        )
 
 
 def _options(allocation: Allocation) -> dict[str, str]:
@@ -97,7 +268,7 @@ def script(
         run=run,
         setup="".join(f"{line}\n" for line in setup),
         srun=_srun(job, allocation.cpus, has_seeds=bool(seeds)),
-        final=" | ".join(map(str, _FINAL)),
+        final=" | ".join(map(str, OVER)),
         stopped=" | ".join(map(str, _STOPPED)),
         requeued=" | ".join(map(str, _REQUEUED)),
         restarts=restarts,

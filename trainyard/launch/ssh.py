@@ -5,6 +5,7 @@ host to this process, and signals to the host: a number on a line. A host whose 
 leaves the run after a checkpoint; there is no other sign of life, so a launcher may sleep.
 """
 
+import argparse
 import json
 import math
 import os
@@ -15,19 +16,27 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from secrets import token_hex
 from typing import IO
 
-from trainyard.children import SAFE_PATH, kill_group, wait_for
+from trainyard.arguments import positive
+from trainyard.children import kill_group, wait_for
 from trainyard.errors import STOPS, InputError, TrainyardError
 from trainyard.launch.exit_codes import GRACE_S, LEFT, first_cause, is_stop
-from trainyard.launch.hosts import GivenHost
-from trainyard.launch.job import Job, Say, passed_on
+from trainyard.launch.hosts import GivenHost, read_hosts
+from trainyard.launch.job import Job, Say, passed_on, shown
+from trainyard.launch.launcher import (
+    Launcher,
+    add_ranks,
+    add_restarts,
+    add_wait,
+    record_of,
+)
 from trainyard.launch.output import Printer
 from trainyard.launch.signals import REQUEUE_SIGNALS, handling, next_event, stopped_by
+from trainyard.printable import how_many, print_line
 
 READY = "@trainyard-agent "
 """Begins an agent's first line, which ends with the endpoint of the store if it is there."""
@@ -44,6 +53,43 @@ _OPTIONS = (
 )
 _NOT_COPIED = ("--filter=:- .gitignore", "--exclude=.git")
 _NO_RSYNC = (127, 12)  # exit codes if the remote rsync does not answer
+
+
+class Ssh(Launcher):
+    summary = "hosts that you can log in to"
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        add_ranks(parser, "each host")
+        add = parser.add_argument
+        add(
+            "--hosts",
+            required=True,
+            metavar="A,B:4|FILE",
+            help="names that ssh knows, user@a, a:4 for 4 ranks, or a file of these with one a "
+            "line",
+        )
+        add("--folder", metavar="DIR", help="working directory there (as this one)")
+        add("--python", metavar="PATH", help="the Python there (at this one's path)")
+        add("--ssh", metavar="COMMAND", default="ssh", help="such as 'ssh -p 2222'")
+        add("--ssh-config", metavar="FILE", help="in place of ~/.ssh/config")
+        add("--master-addr", metavar="ADDRESS", help="of the first host, for the others")
+        add("--sync", action="store_true", help="copy this directory there first, by rsync")
+        about = "go on without hosts that are gone, after a restart"
+        add("--min-hosts", type=positive, metavar="N", help=about)
+        add_restarts(parser)
+        add_wait(parser, "a host to come back, before a restart")
+
+    def plan(self, job: Job, options: argparse.Namespace) -> str:
+        ssh = _options(options)
+        commands = [agent_command(job, ssh, number, "RUN") for number in range(len(ssh.hosts))]
+        return "".join(f"{shown(command)}\n" for command in commands)
+
+    def run(self, job: Job, options: argparse.Namespace) -> int:
+        ssh = _options(options)
+        if options.sync:
+            print_line(f"copying this directory to {how_many(len(ssh.hosts), 'host')}")
+            sync(ssh.hosts, ssh.login)
+        return launch_ssh(job, ssh, print_line)
 
 
 @dataclass(frozen=True)
@@ -79,26 +125,33 @@ class SshOptions:
     is_json: bool = False
 
 
+def _options(options: argparse.Namespace) -> SshOptions:
+    if options.min_hosts and not options.restarts:
+        raise InputError("launch.min-hosts-without-restarts")
+    config = ("-F", options.ssh_config) if options.ssh_config else ()
+    login = Login(
+        ssh=(*shlex.split(options.ssh), *config),
+        folder=options.folder or os.getcwd(),
+        python=options.python or Job.python,
+    )
+    hosts = read_hosts(options.hosts)
+    return record_of(SshOptions, options, hosts=hosts, login=login, is_json=options.json)
+
+
 def agent_command(job: Job, options: SshOptions, number: int, run: str) -> list[str]:
     """The command that runs the agent of a host, the first of which has number 0."""
     host, login = options.hosts[number], options.login
-    what, *arguments = job.arguments
-    ranks = host.slots or options.ranks
-    given = {
-        "hosts": f"{options.min_hosts or len(options.hosts)}:{len(options.hosts)}",
-        "run-id": f"{run}-{number}",
-        "restarts": options.restarts,
-        "wait": options.wait_s,
-        "gpus": options.gpus if host.slots is None else None,
-        "ranks": ranks,
-        "listen": (options.master_addr or "") if number == 0 else None,
-    }
-    words = [login.python, *SAFE_PATH, "-m", "trainyard", "launch", "agent", *arguments]
-    words += [f"--{name}={value}" for name, value in given.items() if value is not None]
-    words += ["--doctor"] if what == "doctor" else []
-    script = (
-        f"cd {shlex.quote(login.folder)} || exit {InputError.exit_code}; exec {shlex.join(words)}"
+    agent = replace(job, python=login.python).of_agent(
+        hosts=f"{options.min_hosts or len(options.hosts)}:{len(options.hosts)}",
+        run_id=f"{run}-{number}",
+        restarts=options.restarts,
+        wait=options.wait_s,
+        gpus=options.gpus if host.slots is None else None,
+        ranks=host.slots or options.ranks,
+        listen=(options.master_addr or "") if number == 0 else None,
     )
+    folder = shlex.quote(login.folder)
+    script = f"cd {folder} || exit {InputError.exit_code}; exec {shlex.join(agent.command)}"
     return [*login.command, "--", host.target, script]
 
 
@@ -301,6 +354,8 @@ def sync(hosts: Sequence[GivenHost], login: Login) -> None:
 
     Nothing is deleted there. InputError, with a line for each host where it failed.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(len(hosts)) as pool:
         copied = pool.map(lambda host: _copy(host, login), hosts)
         problems = [

@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from trainyard.cli.options import whole
+from trainyard.arguments import whole
 from trainyard.data.storage.location import take_secrets
 from trainyard.printable import printable
 

@@ -5,8 +5,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainyard.arguments import positive
 from trainyard.cli.data.index import add_division, add_location, division_of
-from trainyard.cli.options import check_suffix, loading, positive
+from trainyard.cli.options import check_suffix, loading
 from trainyard.cli.printing import naming, print_table
 from trainyard.errors import InputError
 from trainyard.hints import did_you_mean

@@ -4,9 +4,9 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from trainyard.arguments import above_zero
 from trainyard.cli.data.index import add_location
 from trainyard.cli.data.show import open_splits
-from trainyard.cli.options import above_zero
 from trainyard.errors import DataError
 from trainyard.printable import in_bytes, printable
 

@@ -1,0 +1,92 @@
+"""A launcher is one class and one row of the table; --gpus means the same with each."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import Capture, run, shown
+from tests.errors import check, refused
+from tests.gpus import pretend
+from trainyard.cli.launch import LAUNCHERS
+from trainyard.launch import elastic
+from trainyard.launch.job import Job
+from trainyard.launch.launcher import Launcher, add_ranks, add_restarts
+
+
+class Toy(Launcher):
+    summary = "toys"
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        add_ranks(parser, "each toy")
+        add_restarts(parser)
+        parser.add_argument("--toys", type=int, default=2)
+
+    def plan(self, job: Job, options: argparse.Namespace) -> str:
+        return f"{options.toys} toys: {' '.join(job.arguments)}, {options.restarts} restarts\n"
+
+    def run(self, job: Job, options: argparse.Namespace) -> int:
+        job.run.mkdir()
+        return 75
+
+
+def test_a_launcher_is_a_class_and_a_row(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LAUNCHERS, "toy", Toy())
+    folder = tmp_path / "run"
+    words = ("launch", "toy", "debug", "--run", folder, "--optim.lr", "0.1", "--toys", "3")
+    plan = f"--run {folder} --optim.lr=0.1"
+    assert shown(capsys, *words, "--dry-run") == f"3 toys: train debug {plan}, 0 restarts\n"
+    doctor = ("--restarts", 2, "--doctor", "--dry-run")
+    assert shown(capsys, *words, *doctor) == f"3 toys: doctor debug {plan}, 0 restarts\n"
+    check(refused(*words, "--gpus", 1, "--ranks", 2), "launch.gpus-and-ranks")
+    check(refused(*words, "--optim.lr", "much"), "recipe.invalid-value", key="optim.lr")
+    assert not folder.exists()
+    assert run(*words) == 75
+    assert folder.exists()
+    with pytest.raises(SystemExit):
+        run("launch", "--help")
+    assert "toys" in capsys.readouterr().out
+
+
+PLANS = {
+    "local": ((), "4 x "),
+    "ssh": (("--hosts", "a"), "--gpus=4"),
+    "slurm": ((), "--ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n"),
+    "mpi": (("--hosts", "a"), "--host a:4 -np 4"),
+    "ray": ((), "4 x "),
+    "kubernetes": (
+        ("--image", "i", "--volume", "v:/runs", "--run", "/runs/a"),
+        'numProcPerNode: 4\n    resourcesPerNode: {"limits": {"nvidia.com/gpu": "4"}}',
+    ),
+}
+
+
+@pytest.mark.parametrize("launcher", PLANS)
+def test_a_machine_has_a_rank_for_each_of_its_gpus(launcher: str, capsys: Capture) -> None:
+    words, wanted = PLANS[launcher]
+    plan = shown(capsys, "launch", launcher, "debug", "--gpus", 4, "--dry-run", *words)
+    assert wanted in plan
+
+
+def test_all_launchers_take_gpus() -> None:
+    assert PLANS.keys() == LAUNCHERS.keys() - {"agent"}
+
+
+@pytest.mark.parametrize("launcher", ["local", "mpi"])
+def test_gpus_that_this_machine_does_not_have_are_refused(
+    launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `mpi` the ranks would have trained on the CPU where there was none."""
+    pretend(monkeypatch, 1)
+    words = ("launch", launcher, "debug", "--gpus", 2)
+    check(refused(*words), "launch.too-few-gpus", num_gpus=1, num_wanted=2)
+
+
+def test_local_starts_a_rank_for_each_gpu_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend(monkeypatch, 4)
+    monkeypatch.setattr(elastic, "run_ranks", lambda command, ranks, *_, **__: 70 + ranks)
+    assert run("launch", "local", "debug", "--gpus", 2) == 72
