@@ -7,7 +7,10 @@ from pathlib import Path
 
 from trainyard.errors import InputError
 
-_BRACKETS = re.compile(r"\[([^\[\]]+)\](?::([0-9]+))?")  # [::1] or [::1]:4
+# a, user@a, a:4, ::1, [::1], [::1]:4; an IPv6 address needs brackets if a number follows
+_HOST = re.compile(
+    r"(?P<user>.*@)?(\[(?P<address>[^\[\]@]+)\]|(?P<name>[^:@]+|[^@]*:[^@]*:[^@]*))(:(?P<slots>[0-9]+))?"
+)
 _SLOTS = re.compile(r"slots=(?P<slots>[0-9]+)")
 
 
@@ -50,24 +53,14 @@ def read_hosts(given: str) -> list[GivenHost]:
 
 def _host(where: str, entry: str) -> GivenHost:
     name, *options = entry.split()
-    target, slots = _target(name)
+    found = _HOST.fullmatch(name)
+    slots = found and found["slots"]
     for option in options:
         match = _SLOTS.fullmatch(option)
         if match is None or slots is not None:
             raise InputError("launch.malformed-slots", where=where, value=option)
         slots = match["slots"]
+    target = found and (found["user"] or "") + (found["address"] or found["name"])
     if not target or target.startswith("-") or slots == "0":
         raise InputError("launch.malformed-host", where=where, value=entry)
     return GivenHost(target, None if slots is None else int(slots))
-
-
-def _target(name: str) -> tuple[str, str | None]:
-    """Split off the number of ranks. An IPv6 address needs brackets if a number follows."""
-    user, at, host = name.rpartition("@")
-    bracketed = _BRACKETS.fullmatch(host)
-    if bracketed:
-        return f"{user}{at}{bracketed[1]}", bracketed[2]
-    if host.count(":") == 1:
-        host, _, slots = host.partition(":")
-        return (f"{user}{at}{host}", slots) if slots.isdigit() and host else ("", None)
-    return f"{user}{at}{host}" if host else "", None
