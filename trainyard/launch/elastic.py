@@ -49,13 +49,11 @@ from trainyard.launch.exit_codes import (
     meaning_of,
 )
 from trainyard.launch.job import Say
-from trainyard.launch.signals import handling
+from trainyard.launch.signals import IMPATIENT_S, KILL_S, handling
 from trainyard.parent import LAUNCHER
 
 _RUN = "trainyard"
 _MONITOR_S, _LOOK_S = 0.1, 0.01
-_IMPATIENT_S = 1.0  # a Ctrl-C of the terminal and one of an outer launcher may both arrive
-_KILL_S = 5.0  # after a second Ctrl-C
 _BARRIER_S = 0.1  # for agents that have no store in common: 0 would mean for ever
 _LOGGERS = (
     *("agent.server.api", "agent.server.local_elastic_agent", "multiprocessing.api"),
@@ -143,8 +141,8 @@ class Agent(LocalElasticAgent):
         try:
             super()._shutdown(death_sig, self._grace_s)  # type: ignore[arg-type]  # any number
         except SignalException as again:
-            if again.sigval == signal.SIGINT and time.monotonic() - began > _IMPATIENT_S:
-                self._grace_s = _KILL_S
+            if again.sigval == signal.SIGINT and time.monotonic() - began > IMPATIENT_S:
+                self._grace_s = KILL_S
             self._shutdown(again.sigval)
 
 

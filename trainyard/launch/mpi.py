@@ -25,12 +25,11 @@ from trainyard.launch.exit_codes import is_stop
 from trainyard.launch.hosts import read_hosts
 from trainyard.launch.job import Job, passed_on, shown
 from trainyard.launch.launcher import Launcher, add_ranks, ranks_here
-from trainyard.launch.signals import REQUEUE_SIGNALS, handling, stopped_by
+from trainyard.launch.signals import IMPATIENT_S, REQUEUE_SIGNALS, handling, stopped_by
 from trainyard.parent import signal_without_parent
 
 _WAIT_S = 5
 """Length of each of the two waits. They are not cut short when all ranks have ended."""
-_IMPATIENT_S = 1.0  # a Ctrl-C of the terminal and one of an outer launcher may both arrive
 
 
 class Mpi(Launcher):
@@ -159,7 +158,7 @@ def _passing_signals(process: "subprocess.Popen[bytes]") -> Iterator[list[int]]:
     def pass_on(number: int, frame: FrameType | None) -> None:
         nonlocal began
         began = began or time.monotonic()
-        is_urgent = number not in REQUEUE_SIGNALS and time.monotonic() - began > _IMPATIENT_S
+        is_urgent = number not in REQUEUE_SIGNALS and time.monotonic() - began > IMPATIENT_S
         got.append(number)
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM if is_urgent else signal.SIGUSR1)

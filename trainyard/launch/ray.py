@@ -34,13 +34,12 @@ from trainyard.launch.exit_codes import (
 from trainyard.launch.job import Job, passed_on, shown
 from trainyard.launch.launcher import Launcher, add_ranks, add_restarts, record_of
 from trainyard.launch.output import take_any_text
-from trainyard.launch.signals import handling
+from trainyard.launch.signals import KILL_S, handling
 from trainyard.printable import how_many, print_line
 from trainyard.world import usable_cores
 
 _CONNECT_S = 10
 _LEAVE_S = 3.0  # for Ray Train to return the nodes; else it holds them for some minutes
-_KILL_S = 5.0  # after a second Ctrl-C
 _TELL_S, _NO_NODES_S = 60.0, 1800.0  # without an attempt: until a remark, and until the end
 _STORE_BYTES = 100_000_000  # the store stays empty; Ray's minimum is about 80 MB
 _VARIABLES = {
@@ -243,7 +242,7 @@ class _Watch:
         for number in self._signals[self.passed :]:
             ray.get(self._board.signal.remote(number))
             is_impatient = self.passed and number == signal.SIGINT
-            self._give_up_at = time.monotonic() + (_KILL_S if is_impatient else GRACE_S)
+            self._give_up_at = time.monotonic() + (KILL_S if is_impatient else GRACE_S)
             self._ran_at = time.monotonic()
             self.passed += 1
         is_running = ray.get(self._board.is_running.remote())

@@ -14,6 +14,10 @@ from trainyard.parent import put_back_handlers
 
 T = TypeVar("T")
 
+IMPATIENT_S = 1.0
+"""Seconds after which another Ctrl-C counts: an outer launcher may pass on that of a terminal."""
+KILL_S = 5.0
+"""Seconds for ranks to end after a second Ctrl-C."""
 _LOOK_S = 0.2
 
 REQUEUE_SIGNALS = tuple(number for number, stop in STOPS.items() if stop is Requeued)
