@@ -1,9 +1,12 @@
 """Encoded images to put into files."""
 
 import io
+import struct
+import zlib
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 
@@ -17,3 +20,21 @@ def jpeg(size: int) -> bytes:
     """Noise, equal for equal sizes in pixels."""
     pixels = np.random.default_rng(size).integers(0, 256, (size, size, 3), np.uint8)
     return encode(Image.fromarray(pixels))
+
+
+def png(width: int, height: int, depth: int, colour_type: int, data: bytes | None) -> bytes:
+    """A PNG of any depth, any size in its header, and this stream of pixels, if any."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        checksum = struct.pack(">I", zlib.crc32(name + content))
+        return struct.pack(">I", len(content)) + name + content + checksum
+
+    head = struct.pack(">IIBBBBB", width, height, depth, colour_type, 0, 0, 0)
+    body = b"" if data is None else chunk(b"IDAT", data)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + body + chunk(b"IEND", b"")
+
+
+def deep_png(pixels: NDArray[np.uint16], colour_type: int) -> bytes:
+    """A PNG of 16 bits: Pillow writes those of grey only."""
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    return png(pixels.shape[1], pixels.shape[0], 16, colour_type, zlib.compress(rows))

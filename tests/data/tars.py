@@ -1,10 +1,12 @@
 """Folders, tars and shards for tests, and what a location holds."""
 
 import io
+import itertools
 import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from trainyard.data import formats
@@ -13,6 +15,7 @@ from trainyard.data.index.splits import find_splits
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.location import find_place
+from trainyard.data.storage.manifest import Manifest, Shard, Split, write_manifest
 
 Patch = pytest.MonkeyPatch
 
@@ -78,3 +81,34 @@ def sealed(header: bytes) -> bytes:
     """A header with the checksum that it should have."""
     blank = header[:148] + b" " * 8 + header[156:]
     return blank[:148] + b"%06o\0 " % sum(blank) + blank[156:]
+
+
+def random_shards(folder: Path, sizes: list[int]) -> tuple[Index, list[bytes]]:
+    """Tars with `sizes` samples of random bytes each, and what each sample holds."""
+    generator = np.random.default_rng(0)
+    contents = []
+    for number, size in enumerate(sizes):
+        images = [generator.bytes(int(generator.integers(1, 3000))) for _ in range(size)]
+        write_shard(folder / f"shard-{number:04d}.tar", [(image, 0) for image in images])
+        contents += images
+    return open_index(str(folder)), contents
+
+
+def counted_shards(folder: Path, counts: list[int]) -> str:
+    """WebDataset shards with so many samples each."""
+    number = itertools.count()
+    for shard, size in enumerate(counts):
+        rows = [(b"image %d" % next(number), 0) for _ in range(size)]
+        write_shard(folder / f"train-{shard:03d}.tar", rows)
+    return str(folder)
+
+
+def named_shards(folder: Path, counts: list[int], names: tuple[str, ...]) -> str:
+    place = counted_shards(folder, counts)
+    paths = [folder / f"train-{number:03d}.tar" for number in range(len(counts))]
+    sizes = [path.stat().st_size for path in paths]
+    rows = zip(paths, counts, sizes, strict=True)
+    shards = tuple(Shard(path.name, count, size, "") for path, count, size in rows)
+    splits = {"train": Split(f"train-{{000..{len(counts) - 1:03d}}}.tar", shards)}
+    write_manifest(folder, Manifest("webdataset", names, splits))
+    return place

@@ -3,13 +3,12 @@
 import gzip
 import os
 import random
-import subprocess
 import tarfile
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from torchvision.datasets import ImageFolder
 
 from tests.data.tars import (
     TAR_FORMATS,
@@ -26,10 +25,11 @@ from trainyard.data import formats
 from trainyard.data.formats import class_tar
 from trainyard.data.formats.left_out import BESIDE
 from trainyard.data.formats.scan import Scan
-from trainyard.data.formats.tar import is_image
+from trainyard.data.formats.tar import is_image, some_names
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.splits import find_splits
 from trainyard.data.storage.location import ResolvedLocation, find_place
+from trainyard.data.storage.open import open_source
 from trainyard.errors import DataError
 
 
@@ -61,17 +61,6 @@ def test_the_class_is_the_parent_folder(tmp_path: Path, tar_format: int, above: 
         (name.split("/")[0], f"the content of {above}{name}".encode()) for name in names
     ]
     assert open_index(str(path)).classes == ("Zebra", "ant", "zebra")
-
-
-def test_a_tarred_image_folder_has_the_classes_and_samples_of_image_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "pets"
-    write_files(folder, ("dog/1.jpg", "dog/2.jpg", "Cat/1.png", "été/1.jpg", "n1/1.jpg"))
-    subprocess.run(["tar", "-cf", tmp_path / "0.tar", "-C", tmp_path, "pets"], check=True)
-    expected = ImageFolder(str(folder))
-    assert list(open_index(f"{tmp_path}/0.tar").classes) == expected.classes
-    assert sorted(stored(tmp_path / "0.tar")) == sorted(
-        (expected.classes[label], Path(path).read_bytes()) for path, label in expected.samples
-    )
 
 
 def test_a_large_tar_comes_in_parts(tmp_path: Path) -> None:
@@ -120,15 +109,12 @@ def test_one_scan_gives_all_splits(tmp_path: Path, monkeypatch: Patch) -> None:
     [
         ("train/n01/1.jpg", "train"),
         ("Training/n01/1.jpg", "train"),
-        ("ILSVRC2012_img_val/n01/1.jpg", "val"),
         ("trainyard/validation/n01/1.jpg", "val"),  # the innermost
         ("val/trainval/n01/1.jpg", "val"),
         ("a/train/b/n01/1.jpg", "train"),
         ("train/1.jpg", ""),
         ("trainval/n01/1.jpg", ""),
         ("n01/train.jpg", ""),
-        ("retrieval/n01/1.jpg", ""),  # words, not letters
-        ("medieval_train/n01/1.jpg", "train"),
     ],
 )
 def test_which_folder_is_a_split(tmp_path: Path, name: str, split: str) -> None:
@@ -149,6 +135,8 @@ def test_a_split_that_comes_late_in_a_large_tar_is_found(tmp_path: Path) -> None
             file.write(info.tobuf(tarfile.USTAR_FORMAT))
             file.seek(300_032, 1)
         file.write(bytes(1024))
+    with closing(open_source(str(path))) as tar:
+        assert len(list(some_names(tar))) < 300  # by far not all are read
     assert formats.splits_inside(find_place(str(path))) == ("train", "val")
     sizes = Counter[str]()
     for rows in formats.scan(find_place(str(path))).rows:
@@ -337,8 +325,7 @@ def test_a_shard_that_would_be_left_out_is_an_error(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
-    [("siteA/cat/1.jpg", "siteB/cat/2.jpg"), ("cat/1.jpg", "more/cat/2.jpg")],
+    ("first", "second"), [("siteA/cat/1.jpg", "siteB/cat/2.jpg"), ("cat/1.jpg", "more/cat/2.jpg")]
 )
 def test_two_folders_of_one_name_are_an_error(tmp_path: Path, first: str, second: str) -> None:
     """They became one class; as folders they are two, siteA and siteB."""

@@ -3,20 +3,30 @@
 import gzip
 import io
 import json
+import logging
 import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from tests.command_line import Capture, run
-from tests.images import encode
+from tests.data.looks import silent
+from tests.data.tars import write_files
+from tests.images import deep_png, encode, png
+from trainyard.data.decode.array_file import array_file
+from trainyard.data.decode.crops import CentralCrop
+from trainyard.data.decode.decode import decode_batch
+from trainyard.data.decode.lost import Code, Look, look, remarks
 from trainyard.data.index.build import open_index
 from trainyard.data.index.splits import find_splits
 from trainyard.data.storage.manifest import read_manifest
+from trainyard.datasets.verify.verify import verify
 
 GOOD = 4  # images of each class that are whole
 
@@ -52,22 +62,6 @@ def with_frame(change: Callable[[bytearray], object]) -> bytes:
     return bytes(content)
 
 
-def chunk(kind: bytes, content: bytes) -> bytes:
-    return (
-        struct.pack(">I", len(content))
-        + kind
-        + content
-        + struct.pack(">I", zlib.crc32(kind + content))
-    )
-
-
-def png(width: int, height: int, data: bytes | None) -> bytes:
-    """A PNG of these sides, whose pixels are `data`."""
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    body = b"" if data is None else chunk(b"IDAT", data)
-    return b"\x89PNG\r\n\x1a\n" + head + body + chunk(b"IEND", b"")
-
-
 def turned() -> bytes:
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -99,11 +93,11 @@ BAD = {
     "noise-before.jpg": b"noise" + JPEG,
     "half.png": PNG[: len(PNG) // 2],
     "checksum.png": PNG[:60] + bytes([PNG[60] ^ 0xFF]) + PNG[61:],
-    "bomb.png": png(60_000, 60_000, zlib.compress(bytes(10**6))),
-    "no-width.png": png(0, 8, zlib.compress(bytes(100))),
-    "no-pixels.png": png(8, 8, None),
-    "short-pixels.png": png(64, 64, zlib.compress(bytes(100))),
-    "no-zlib.png": png(8, 8, b"these are no pixels"),
+    "bomb.png": png(60_000, 60_000, 8, 2, zlib.compress(bytes(10**6))),
+    "no-width.png": png(0, 8, 8, 2, zlib.compress(bytes(100))),
+    "no-pixels.png": png(8, 8, 8, 2, None),
+    "short-pixels.png": png(64, 64, 8, 2, zlib.compress(bytes(100))),
+    "no-zlib.png": png(8, 8, 8, 2, b"these are no pixels"),
     "half.gif": GIF[:40],
     "half.bmp": BMP[: len(BMP) // 2],
     "half.tif": TIFF[: len(TIFF) // 2],
@@ -177,3 +171,111 @@ def test_pack_leaves_nothing_out(
     odd = manifest.about["odd"]
     assert odd["not an image"]["count"] >= 10
     assert odd.get("cannot be decoded", {"count": 0})["count"] == (len(BAD) if options else 0)
+
+
+# --- what images hold and training does not see: told, with the range that was found ---
+
+Encoder = Callable[[NDArray[np.uint16]], bytes]
+
+
+def _deep(kind: str, **options: Any) -> Encoder:
+    return lambda pixels: encode(Image.fromarray(pixels), kind, **options)
+
+
+def _rgb(pixels_HW: NDArray[np.uint16]) -> NDArray[np.uint16]:
+    return np.stack([pixels_HW] * 3, axis=2)
+
+
+DEEP: dict[str, Encoder] = {
+    "grey.png": _deep("PNG"),
+    "grey.tif": _deep("TIFF"),
+    "rgb.png": lambda pixels: deep_png(_rgb(pixels), 2),
+    "grey.pgm": lambda pixels: b"P5 16 16 65535\n" + pixels.astype(">u2").tobytes(),
+}
+
+
+def ramp(top: int) -> NDArray[np.uint16]:
+    """uint16[16, 16] from 0 to `top`."""
+    return np.linspace(0, top, 256).reshape(16, 16).astype(np.uint16)
+
+
+@pytest.mark.parametrize("name", DEEP)
+@pytest.mark.parametrize(("bits", "is_dark"), [(8, True), (10, True), (12, True), (16, False)])
+def test_the_range_of_16_bits(name: str, bits: int, is_dark: bool) -> None:
+    seen = look(DEEP[name](ramp((1 << bits) - 1)))
+    assert seen == Look(0, (1 << bits) - 1, True, False, 1)
+    assert [code for code, _ in seen.remarks()] == ["dark"] * is_dark
+
+
+def inverted(pixels_HW: NDArray[np.uint16]) -> bytes:
+    return encode(Image.fromarray(pixels_HW), "TIFF", tiffinfo={262: 0})
+
+
+def frames(kind: str, count: int) -> bytes:
+    images = [Image.new("RGB", (16, 16), (9 * n, 200, 255)) for n in range(count)]
+    return encode(images[0], kind, save_all=True, append_images=images[1:])
+
+
+OTHERS: dict[str, tuple[bytes, list[Code]]] = {
+    "a white of zero": (inverted(ramp(65535)), ["negative"]),
+    "a white of zero in 8 bits": (
+        encode(Image.fromarray(ramp(255).astype(np.uint8)), "TIFF", tiffinfo={262: 0}),
+        [],
+    ),
+    "pages": (frames("TIFF", 3), ["frames"]),
+    "an animation": (frames("GIF", 3), ["frames"]),
+    "an animated PNG": (frames("PNG", 2), ["frames"]),
+    "an animated WebP": (frames("WEBP", 2), ["frames"]),
+    "one page": (frames("TIFF", 1), []),
+    "previews of a JPEG": (frames("MPO", 2), []),
+    "a mask of classes": (encode(Image.fromarray(ramp(9).astype(np.uint8)), "PNG"), ["dark"]),
+    "an array": (array_file(np.full((4, 4, 5), 16, np.uint8)), ["dark"]),
+    "a picture": (encode(Image.fromarray(ramp(255).astype(np.uint8)), "JPEG"), []),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_things_that_training_does_not_see(name: str) -> None:
+    content, codes = OTHERS[name]
+    assert [code for code, _ in look(content).remarks()] == codes
+
+
+def data_of(folder: Path, *contents: bytes) -> str:
+    files = {f"{n % 2}/{n}.png": content for n, content in enumerate(contents)}
+    return write_files(folder, files)
+
+
+def test_a_data_set_is_told_by_the_range_of_all_that_are_looked_at(tmp_path: Path) -> None:
+    dark, bright = DEEP["grey.png"](ramp(4095)), DEEP["grey.png"](ramp(60000))
+    index = open_index(data_of(tmp_path / "dark", dark, DEEP["grey.png"](ramp(900)), b"none"))
+    ((code, text),) = remarks(index)
+    assert code == "dark"
+    assert "2 of 2 " in text and " 4,095 " in text
+    assert remarks(open_index(data_of(tmp_path / "some", dark, bright))) == []
+    pages = open_index(data_of(tmp_path / "pages", frames("TIFF", 2), frames("TIFF", 1)))
+    assert [code for code, _ in remarks(pages)] == ["frames"]
+
+
+@pytest.mark.parametrize(("content", "result"), [(ramp(255), "problem"), (ramp(65535), "ok")])
+def test_verify_tells_it_without_decoding_all(
+    tmp_path: Path, content: NDArray[np.uint16], result: str
+) -> None:
+    location = data_of(tmp_path, *[DEEP["grey.png"](content)] * 4)
+    checks = verify(location, deep=False, workers=1, counters=silent)
+    found = {check.name: check.result for check in checks}
+    assert found.get("pixels", "ok") == result
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize(("bands", "bits"), [(13, 16), (5, 8)])
+def test_a_tiff_of_many_bands_is_named(order: str, bands: int, bits: int) -> None:
+    """Pillow does not open it, and writes a line for each to a logger without a handler."""
+    size = 4 * bands * bits // 8
+    tags = {256: 2, 257: 2, 258: bits, 259: 1, 262: 1, 273: 8, 277: bands, 278: 2, 279: size}
+    rows = [struct.pack(f"{order}HHIHH", tag, 3, 1, value, 0) for tag, value in tags.items()]
+    head = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(f"{order}I", 8 + size)
+    content = head + bytes(size) + struct.pack(f"{order}H", len(tags)) + b"".join(rows) + bytes(4)
+    out = np.empty((1, 2, 2, 3), np.uint8)
+    (reason,) = decode_batch([content], CentralCrop(2, 1.0), out, "bilinear").values()
+    assert f"{bands} bands of {bits} bits" in reason
+    assert logging.getLogger("PIL").handlers

@@ -1,4 +1,4 @@
-"""Servers that send little by little, or without end: a request ends all the same."""
+"""Servers that send little by little, without end, or no HTTP: a request ends all the same."""
 
 import asyncio
 import socket
@@ -11,10 +11,12 @@ import pytest
 
 from tests.data.tars import Patch
 from tests.errors import raises
+from trainyard.data.storage.location import take_secrets
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.remote import http, request, retry
 from trainyard.data.storage.remote.http import HttpStream
 from trainyard.data.storage.remote.remote_file import RemoteFile
+from trainyard.errors import TrainyardError
 
 CONTENT = bytes(range(200))
 HEAD = b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 200 + b"\r\nContent-Length: 200\r\n\r\n"
@@ -30,17 +32,19 @@ def hurry(monkeypatch: Patch) -> None:
 
 
 @contextmanager
-def server(*answers: tuple[bytes, bytes]) -> Iterator[str]:
+def server(*answers: tuple[bytes, bytes | None]) -> Iterator[str]:
     """Answers one connection after the other, each with bytes sent at once and bytes that drip.
 
-    A drip of 200 bytes takes 4 seconds; the last answer is given again and again.
+    A drip of 200 bytes takes 4 seconds, None sends no more and stays; the last answer is given
+    again and again.
     """
 
-    def answer(connection: socket.socket, at_once: bytes, drip: bytes) -> None:
+    def answer(connection: socket.socket, at_once: bytes, drip: bytes | None) -> None:
         with connection, suppress(OSError):
             connection.recv(65536)
             connection.sendall(at_once)
-            for byte in drip:
+            time.sleep(4 if drip is None else 0)
+            for byte in drip or b"":
                 connection.sendall(bytes([byte]))
                 time.sleep(0.02)
 
@@ -58,26 +62,6 @@ def server(*answers: tuple[bytes, bytes]) -> Iterator[str]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
-@contextmanager
-def stalling_server(sent: bytes) -> Iterator[str]:
-    """Sends these bytes on each connection, and no more."""
-    held: list[socket.socket] = []
-
-    def serve() -> None:
-        with suppress(OSError):
-            while True:
-                held.append(listener.accept()[0])
-                held[-1].recv(65536)
-                held[-1].sendall(sent)
-
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/a.jpg"
-        listener.shutdown(socket.SHUT_RDWR)
-    for connection in held:
-        connection.close()
-
-
 @pytest.mark.parametrize("answer", [(b"", HEAD + CONTENT), (HEAD, CONTENT)], ids=["head", "body"])
 def test_an_image_comes_within_its_time_or_not_at_all(
     answer: tuple[bytes, bytes], monkeypatch: Patch
@@ -93,7 +77,7 @@ def test_a_stream_whose_head_drips_is_broken_off() -> None:
 
 
 def test_a_stream_that_stalls_is_broken_off() -> None:
-    with stalling_server(HEAD + CONTENT[:100]) as url, closing(HttpStream(url)) as stream:
+    with server((HEAD + CONTENT[:100], None)) as url, closing(HttpStream(url)) as stream:
         assert stream.read(100) == CONTENT[:100]
         with raises("storage.gave-up", url=url, reason="no answer in time"):
             stream.read(100)
@@ -155,3 +139,67 @@ class BrokenOff(RemoteFile):
 def test_the_time_limit_begins_anew_with_each_byte(monkeypatch: Patch) -> None:
     monkeypatch.setenv("TRAINYARD_RETRY_S", "0.3")
     assert asyncio.run(BrokenOff().fetch(0, 6)) == CONTENT[:6]
+
+
+# --- answers that are malformed: one message, and no traceback ---
+
+
+@pytest.mark.parametrize("size", ["abc", "-5", "²", "9" * 19, "9" * 5000])
+@pytest.mark.parametrize(
+    "head",
+    [
+        "200 OK\r\nContent-Length: {}\r\n\r\n",
+        "206 Partial\r\nContent-Length: 1\r\nContent-Range: bytes 0-0/{}\r\n\r\nx",
+    ],
+    ids=["length", "range"],
+)
+def test_a_size_that_is_none(head: str, size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a ValueError of int, or a file that ends at byte -5."""
+    monkeypatch.setenv("TRAINYARD_RETRY_S", "0")
+    answer = f"HTTP/1.1 {head.format(size)}".encode("latin-1")
+    with server((answer, b"")) as url, pytest.raises(TrainyardError) as caught:
+        open_source(url)
+    assert caught.value.code in ("storage.no-size", "storage.gave-up")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200\xff\r\n\r\n",
+        b"no head of HTTP\r\n\r\n",
+        b"HTTP/1.1 206 Partial\r\nContent-Range: bytes 0-0/10\r\nContent-Length: 1\r\n: x\r\n\r\nx",
+        b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 100_000 + b"\r\n\r\n",
+    ],
+    ids=["status", "protocol", "header", "long"],
+)
+def test_an_answer_that_is_none_shows_no_signature(
+    answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_RETRY_S", "0")
+    with server((answer, b"")) as url, raises("storage.gave-up", url=url) as caught:
+        open_source(take_secrets(f"{url}?sig=S1gnature"))
+    assert "S1gnature" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_interim_answers_without_end_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each one would begin the time for an answer anew."""
+    monkeypatch.setenv("TRAINYARD_RETRY_S", "0")
+    monkeypatch.setattr(request, "GRACE_S", 0.3)
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n"
+    with server((interim, interim * 1000)) as url:
+        with raises("storage.gave-up", url=url, reason="no answer in time"):
+            open_source(url)
+        with raises("storage.gave-up", url=url, reason="no answer in time"):
+            HttpStream(url).read(1)
+
+
+@pytest.mark.parametrize("proxy", [False, True])
+def test_a_redirect_to_no_url(proxy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a ValueError of urlsplit; an error that quotes the address may show its signature."""
+    head = "302 Found\r\nLocation: http://[::x/?X-Amz-Signature=S\r\nContent-Length: 0\r\n\r\n"
+    with server((f"HTTP/1.1 {head}".encode(), b"")) as url:
+        if proxy:
+            monkeypatch.setenv("http_proxy", url.removesuffix("/a.jpg"))
+        with raises("storage.redirect-to-no-url"):
+            open_source("http://example.org/a.jpg" if proxy else url)

@@ -17,7 +17,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from torchvision.transforms import InterpolationMode, functional
 
-from tests.images import encode
+from tests.images import deep_png, encode, png
 from trainyard.data._native import core, own_decoder
 from trainyard.data.decode import decode
 from trainyard.data.decode.array_file import array_file
@@ -210,10 +210,7 @@ MULTISPECTRAL = {
         NOISE_HWC[..., :2],
     ),
     "4 of .png": (encode(Image.fromarray(NOISE_HWC[..., :4]), "PNG"), NOISE_HWC[..., :4]),
-    "4 of .tif": (
-        encode(Image.fromarray(NOISE_HWC[..., :4], "CMYK"), "TIFF"),
-        NOISE_HWC[..., :4],
-    ),
+    "4 of .tif": (encode(Image.fromarray(NOISE_HWC[..., :4], "CMYK"), "TIFF"), NOISE_HWC[..., :4]),
 }
 
 
@@ -295,25 +292,8 @@ RAMP_HWC = np.repeat(RAMP_HW[..., None], 3, axis=2)
 FLOATS_HW = (RAMP_HW / 65535).astype(np.float32)
 
 
-def png(width: int, height: int, depth: int, colour_type: int, rows: bytes) -> bytes:
-    """A PNG of any depth, and any size in its header: Pillow writes 16 bits of grey only."""
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        checksum = zlib.crc32(name + data)
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", checksum)
-
-    head = struct.pack(">IIBBBBB", width, height, depth, colour_type, 0, 0, 0)
-    chunks = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + chunks
-
-
-def deep_png(pixels: NDArray[np.uint16], colour_type: int) -> bytes:
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
-    return png(pixels.shape[1], pixels.shape[0], 16, colour_type, rows)
-
-
 def png_of_size(width: int, height: int) -> bytes:
-    return png(width, height, 8, 2, bytes(1 << 16))
+    return png(width, height, 8, 2, zlib.compress(bytes(1 << 16)))
 
 
 OPAQUE_HW = np.full_like(RAMP_HW, 65535)
@@ -397,13 +377,6 @@ def test_crops_are_torchvisions_and_resizes_are_pillows(
         if flip:
             expected = functional.hflip(expected)
         np.testing.assert_array_equal(pixels, np.asarray(expected))
-
-
-def test_each_image_has_its_own_flip() -> None:
-    content, out = encode(FLOWER, "JPEG"), np.empty((2, 32, 32, 3), np.uint8)
-    crops = Crops(np.array([[64, 0, 96, 32]] * 2, float), np.array([False, True]))
-    decode_batch([content] * 2, lambda _: crops, out, "bilinear")
-    np.testing.assert_array_equal(out[0], out[1][:, ::-1])
 
 
 @pytest.mark.parametrize("decoder", [None, *([own_decoder()] if core is not None else [])])
@@ -556,11 +529,7 @@ def assert_alike(ours: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> None:
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
 def test_the_extension_crops_and_resizes_like_the_libraries(
-    subsampling: str,
-    interpolation: Interpolation,
-    flip: bool,
-    resizes_first: bool,
-    path: str,
+    subsampling: str, interpolation: Interpolation, flip: bool, resizes_first: bool, path: str
 ) -> None:
     content = encode(FLOWER, "JPEG", subsampling=subsampling, quality=90)
     crop = boxed(*BOXES, flip=flip, resizes_first=resizes_first)

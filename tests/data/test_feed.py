@@ -168,11 +168,7 @@ def test_an_error_comes_after_all_batches_before_it() -> None:
 def loader(digits: Path) -> Iterator[Loader]:
     """Eight batches of 16 digits."""
     spec = LoaderSpec(
-        plan=OnePassPlan(128, 16),
-        crop=CentralCrop(8, 1.0),
-        image_size=8,
-        stop=8,
-        threads=1,
+        plan=OnePassPlan(128, 16), crop=CentralCrop(8, 1.0), image_size=8, stop=8, threads=1
     )
     with Loader(open_index(str(digits / "train")), spec) as found:
         yield found

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.data.tars import open_splits, read_rows, stored, write_files, write_tar
-from tests.data.test_tfrecord import write_samples
+from tests.data.tfrecords import write_samples
 from tests.errors import raises
 from trainyard.data.formats import FORMATS
 from trainyard.data.formats.scan import EncodedSample

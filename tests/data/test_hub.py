@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.data.parquet_files import IMAGES, write
 from tests.data.tars import write_tar
-from tests.data.test_parquet import IMAGES, write
 from tests.errors import raises
 from tests.web import LocalServer
 from trainyard.data.config import DataConfig
@@ -35,12 +35,8 @@ class Storage(LocalServer):
         content = (self.folder / path[1:]).read_bytes()
         first, last = map(int, re.findall(r"\d+", handler.headers["Range"]))
         part = content[first : last + 1]
-        handler.send_response(206)
-        handler.send_header("ETag", '"tag"')
-        handler.send_header("Content-Length", str(len(part)))
-        handler.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
-        handler.end_headers()
-        handler.wfile.write(part)
+        span = f"bytes {first}-{last}/{len(content)}"
+        self.send(handler, 206, part, {"ETag": '"tag"', "Content-Range": span})
 
 
 class Hub(LocalServer):

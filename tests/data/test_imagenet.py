@@ -192,14 +192,6 @@ def test_killed_while_packing_it_goes_on_to_the_same_bytes(
     assert not [path for path in folder.rglob(".*") if path.suffix in (".part", ".jsonl")]
 
 
-def test_a_finished_one_is_left_as_it_is(mini: MiniImageNet, tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    assert prepare(mini.folder, folder) == 0
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    assert prepare(mini.folder, folder) == 0
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-
-
 # --- checksums and counts ---
 
 
@@ -284,31 +276,45 @@ def test_a_subset_of_the_classes_leaves_out_their_validation_images(
     assert sorted(image for _, image in found["val"][1]) == sorted(wanted)
 
 
-def test_a_class_that_the_devkit_does_not_have(source: Path, tmp_path: Path) -> None:
-    (source / TRAIN).write_bytes(tar_of({"n99999999.tar": tar_of({"a.JPEG": b"x"})}))
+VAL_IMAGE = "ILSVRC2012_val_00000001.JPEG"
+
+
+@pytest.mark.parametrize(
+    ("archive", "members", "code", "fields"),
+    [
+        (
+            TRAIN,
+            {"n99999999.tar": tar_of({"a.JPEG": b"x"})},
+            *("prepare.class-not-in-devkit", {"name": "n99999999"}),
+        ),
+        (
+            TRAIN,
+            {f"{WNIDS[0]}.tar": tar_of({"a.JPEG": b"x", "notes.txt": b"y"})},
+            *("prepare.not-an-image", {"name": f"{WNIDS[0]}.tar: notes.txt"}),
+        ),
+        *(
+            (VAL, {name: b"x"}, "prepare.image-not-in-devkit", {"name": name, "num_images": 20})
+            for name in ("ILSVRC2012_val_00000021.JPEG", "cat.JPEG")
+        ),
+        (
+            VAL,
+            {VAL_IMAGE: b"x", f"a/{VAL_IMAGE}": b"y"},
+            *("prepare.member-twice", {"name": f"a/{VAL_IMAGE}"}),
+        ),
+    ],
+)
+def test_members_that_do_not_belong(
+    archive: str,
+    members: dict[str, bytes],
+    code: str,
+    fields: dict[str, object],
+    source: Path,
+    tmp_path: Path,
+) -> None:
+    """None is left out in silence."""
+    (source / archive).write_bytes(tar_of(members))
     error = refused(*words(source, tmp_path / "out", "--no-checksum", "--workers", 1))
-    check(error, "prepare.class-not-in-devkit", name="n99999999")
-
-
-@pytest.mark.parametrize("name", ["ILSVRC2012_val_00000021.JPEG", "cat.JPEG"])
-def test_a_validation_image_without_a_class(name: str, source: Path, tmp_path: Path) -> None:
-    (source / VAL).write_bytes(tar_of({name: b"x"}))
-    error = refused(*words(source, tmp_path / "out", "--no-checksum", "--workers", 1))
-    check(error, "prepare.image-not-in-devkit", name=name, num_images=20)
-
-
-def test_no_member_of_a_class_is_left_out_in_silence(source: Path, tmp_path: Path) -> None:
-    inner = tar_of({"a.JPEG": b"x", "notes.txt": b"y"})
-    (source / TRAIN).write_bytes(tar_of({f"{WNIDS[0]}.tar": inner}))
-    error = refused(*words(source, tmp_path / "out", "--no-checksum", "--workers", 1))
-    check(error, "prepare.not-an-image", name=f"{WNIDS[0]}.tar: notes.txt")
-
-
-def test_a_validation_image_that_comes_twice(source: Path, tmp_path: Path) -> None:
-    name = "ILSVRC2012_val_00000001.JPEG"
-    (source / VAL).write_bytes(tar_of({name: b"x", f"a/{name}": b"y"}))
-    error = refused(*words(source, tmp_path / "out", "--no-checksum", "--workers", 1))
-    check(error, "prepare.member-twice", name=f"a/{name}")
+    check(error, code, **fields)
 
 
 def test_a_destination_in_use_is_refused_at_once(mini: MiniImageNet, tmp_path: Path) -> None:
@@ -384,3 +390,64 @@ def test_without_scipy_the_extra_is_named(mini: MiniImageNet, monkeypatch: Patch
     monkeypatch.setitem(sys.modules, "scipy.io", None)
     with raises("data.needs-package", package="scipy"):
         read_devkit(mini.folder / DEVKIT)
+
+
+# --- ImageNet-21K-P: the processed tar is packed as it is ---
+
+CLASSES_21K = ("n00007846", "n02084071")
+TOP = "imagenet21k_resized/imagenet21k"
+Content = dict[str, list[tuple[str, bytes]]]
+
+
+def images(split: str) -> Content:
+    """Bytes by class that no other image has."""
+    return {
+        wnid: [(f"{wnid}_{number}.JPEG", f"{split}{wnid}{number}".encode()) for number in range(5)]
+        for wnid in CLASSES_21K
+    }
+
+
+@pytest.fixture
+def processed(tmp_path: Path) -> Path:
+    path = tmp_path / "archive" / "imagenet21k_resized.tar"
+    path.parent.mkdir()
+    members = {f"{TOP}_small_classes/n01503061/a.JPEG": b"small"}
+    for split in ("val", "train"):
+        for wnid, rows in images(split).items():
+            members |= {f"{TOP}_{split}/{wnid}/{name}": content for name, content in rows}
+    path.write_bytes(tar_of(members))
+    return path
+
+
+def words_21k(source: Path, destination: Path) -> tuple[object, ...]:
+    return ("data", "prepare", "imagenet-21k-p", source, destination, "--workers", 1)
+
+
+def test_the_processed_tar_is_packed_as_it_is(processed: Path, tmp_path: Path) -> None:
+    for number, source in enumerate((processed, processed.parent)):
+        out = tmp_path / f"out{number}"
+        assert run(*words_21k(source, out)) == 0
+        for split, index in open_splits(out).items():
+            wanted = images(split).items()
+            expected = [(wnid, content) for wnid, rows in wanted for _, content in rows]
+            assert sorted(stored(index)) == sorted(expected)
+
+
+def test_counts_stand_beside_the_published_ones(
+    processed: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    printed = shown(capsys, *words_21k(processed, tmp_path / "out"))
+    rows = [line.split() for line in printed.splitlines()]
+    assert ["here", "10", "10", "2"] in rows
+    assert ["published,", "fall11", "11,797,632", "561,052", "11,221"] in rows
+    assert ["published,", "winter21", "11,060,223", "522,500", "10,450"] in rows
+    assert "not the published counts" in printed
+
+
+def test_another_source_of_imagenet_21k(tmp_path: Path) -> None:
+    packed, whole = tmp_path / "winter21_whole.tar.gz", tmp_path / "fall11_whole.tar"
+    packed.write_bytes(b"")
+    whole.write_bytes(tar_of({"n01503061.tar": tar_of({"a.JPEG": b"x"})}))
+    sources = {packed: "tar.compressed", whole: "prepare.no-train-and-val"}
+    for source, code in (sources | {tmp_path / "none": "prepare.not-one-tar"}).items():
+        check(refused(*words_21k(source, tmp_path / "out")), code, path=source)

@@ -172,14 +172,6 @@ def test_shards_with_lists_and_without(tmp_path: Path) -> None:
         list(streamed(tar, LeftOut()))
 
 
-def test_an_empty_label_in_a_list(tmp_path: Path) -> None:
-    write_files(tmp_path, IMAGES)
-    path = tmp_path / "list.csv"
-    path.write_text("path,labels\n0.jpg,ape||dog\n")
-    with raises("list.empty-cell", path=path, name="one of its labels", line=2):
-        open_index(str(path))
-
-
 def test_targets_on_the_device_are_dense_ones() -> None:
     counts, values = [len(some) for some in NUMBERS], [n for some in NUMBERS for n in some]
     lists = joined(np.array(counts, np.int32), np.array(values, np.int32))

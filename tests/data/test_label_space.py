@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from tests.command_line import Capture, run
-from tests.data.tars import stored, write_files, write_shard
-from tests.data.test_merge import named_shards
+from tests.data.tars import named_shards, stored, write_files, write_shard
 from tests.errors import raises
 from trainyard.data.config import DataConfig
 from trainyard.data.index.build import build_index, open_index

@@ -53,25 +53,6 @@ def test_json_lines_are_no_list(folder: Path) -> None:
         open_index(path)
 
 
-def test_without_splits_and_with_other_columns(folder: Path) -> None:
-    location = write_csv(folder, "width,label,path\n7,1,é.png\n7,0,2.jpg\n")
-    index = open_index(location)
-    assert [row[0] for row in samples(index)] == [f"{folder}/é.png", f"{folder}/2.jpg"]
-    assert (index.classes, index.label.tolist()) == (("0", "1"), [1, 0])
-    with raises("data.missing-split", location=location, names="train and no val"):
-        merged_splits([location])
-
-
-def test_a_changed_list_or_image_is_indexed_anew(folder: Path) -> None:
-    location = write_csv(folder, "path,label\na/1.jpg,dog\n")
-    assert open_index(location).size.tolist() == [3]
-    (folder / "a" / "new").write_bytes(b"longer")
-    (folder / "a" / "new").rename(folder / "a" / "1.jpg")
-    assert open_index(location).size.tolist() == [6]
-    write_csv(folder, "path,label\na/1.jpg,dog\n2.jpg,cat\n")
-    assert len(open_index(location)) == 2
-
-
 NO_COLUMN, TWICE = "data.no-column", "data.several-columns"
 CELLS, EMPTY, SPLIT = "list.wrong-cell-count", "list.empty-cell", "list.unknown-split"
 CONTRADICTED, UNREADABLE = "list.image-contradicted", "list.unreadable-image"
@@ -94,6 +75,7 @@ OUTSIDE = "list.image-outside-folder"
         ("path,label\n2.jpg, \n", EMPTY, {"line": 2, "name": "its label"}),
         ("path,label\n2.jpg,\n", EMPTY, {"line": 2, "name": "its label"}),
         ("path,label,split\n2.jpg,a,\n", EMPTY, {"line": 2, "name": "its split"}),
+        ("path,labels\n2.jpg,a||b\n", EMPTY, {"line": 2, "name": "one of its labels"}),
         ("path,label,split\n2.jpg,a,trian\n", SPLIT, {"line": 2, "split": "trian"}),
         ("path,label,split\n2.jpg,a,trian\n", SPLIT, {"hint": "; did you mean 'train'?"}),
         ("path,label,split\n2.jpg,a,train_val\n", SPLIT, {"line": 2, "split": "train_val"}),
@@ -259,6 +241,17 @@ def test_an_option_is_for_formats_that_have_it(folder: Path) -> None:
         open_index(f"{location}#label=lable")
     with raises("data.option-twice", location=location, options="#label=label#label=path"):
         open_index(f"{location}#label=label#label=path")
+
+
+@pytest.mark.parametrize(
+    "labels", [("cat", "NA"), ("nan", "True"), ("1e5", "N/A"), ("001", "1"), ("01", "1.0")]
+)
+def test_labels_are_texts(folder: Path, labels: tuple[str, str]) -> None:
+    """cellxgene#1111: NA became a missing value; molgenis-service-armadillo#1027: 001 became 1."""
+    location = write_csv(folder, "path,label\na/1.jpg,{}\n2.jpg,{}\n".format(*labels))
+    index = open_index(location)
+    assert [label for *_, label in samples(index)] == [*labels]
+    assert set(index.classes) == {*labels}
 
 
 def test_text_that_is_not_utf8(folder: Path) -> None:

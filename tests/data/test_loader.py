@@ -14,18 +14,16 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from sklearn.datasets import load_sample_images
 
+from tests.data.loading import CROP, all_batches, copied, jpeg, spec
 from tests.data.tars import Patch, write_files, write_shard
 from tests.errors import raises
-from tests.images import encode
-from trainyard.data.batch import COLUMNS, BadSample, HostBatch
+from trainyard.data.batch import COLUMNS, BadSample
 from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
 from trainyard.data.index.build import open_index
 from trainyard.data.index.table import Index
@@ -38,37 +36,12 @@ from trainyard.data.sampler.plan import OnePassPlan, ShuffledPlan
 from trainyard.errors import STOPS, LoaderError
 from trainyard.image_size import height_width
 
-PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]
 BILINEAR = Image.Resampling.BILINEAR
-CROP = RandomResizedCrop(seed=3, scale=(0.5, 1.0), ratio=(0.8, 1.25), flip=0.5)
 
 
 @pytest.fixture
 def index(digits: Path) -> Index:
     return open_index(str(digits / "train"))
-
-
-def spec(**changes: Any) -> LoaderSpec:
-    """Steps 43 to 49 of 32 digits each: an epoch ends in the third of them."""
-    usual = LoaderSpec(
-        plan=ShuffledPlan(1433, 32, seed=3),
-        crop=CROP,
-        image_size=24,
-        start=43,
-        stop=49,
-        threads=2,
-    )
-    return dataclasses.replace(usual, **changes)
-
-
-def copied(batch: HostBatch) -> HostBatch:
-    columns = batch.map(np.copy).columns()
-    return dataclasses.replace(batch, **columns, images_BHWC=batch.images_BHWC.copy())
-
-
-def all_batches(index: Index, config: LoaderSpec) -> list[HostBatch]:
-    with Loader(index, config) as loader:
-        return [copied(batch) for batch in loader]
 
 
 def plain_images(index: Index, config: LoaderSpec, step: int) -> NDArray[np.int_]:
@@ -214,12 +187,6 @@ def shards_of_jpegs(folder: Path, sizes: list[int]) -> Index:
     return open_index(str(folder / "*.tar"))
 
 
-def jpeg(seed: int) -> bytes:
-    """A stretch of a photograph, another one for each number."""
-    left, top = seed * 7 % 400, seed * 5 % 200
-    return encode(PHOTOGRAPHS[seed % 2].crop((left, top, left + 150, top + 130)), quality=90)
-
-
 def test_shards_and_folders_and_single_reads_give_the_same(tmp_path: Path) -> None:
     shards = shards_of_jpegs(tmp_path / "shards", [7, 1, 20])
     reader = Reader(shards)
@@ -259,18 +226,6 @@ def test_a_shard_that_is_cut_short_while_it_is_open(tmp_path: Path) -> None:
             bad |= {row.id: row.reason for row in batch.bad}
     assert sorted(bad) == cut[1:].tolist()  # the first one is whole
     assert all("is truncated or has changed since it was indexed" in why for why in bad.values())
-
-
-def test_a_shard_that_is_gone_or_empty_costs_its_own_samples(tmp_path: Path) -> None:
-    index = shards_of_jpegs(tmp_path, [3, 3, 3])
-    (tmp_path / "shard-0.tar").unlink()
-    os.truncate(tmp_path / "shard-1.tar", 0)
-    config = spec(plan=OnePassPlan(9, 9), crop=CentralCrop(24, 0.9), start=0, stop=1)
-    (batch,) = all_batches(index, config)
-    assert [row.id for row in batch.bad] == list(range(6))
-    assert all("No such file or directory" in row.reason for row in batch.bad[:3])
-    assert all("is truncated" in row.reason for row in batch.bad[3:])
-    assert batch.weights.tolist() == [0] * 6 + [1] * 3
 
 
 # --- errors and deaths ---
@@ -393,7 +348,7 @@ def test_closing_in_the_middle_and_twice(index: Index) -> None:
 TRAINER = """
 import json, sys, time
 from pathlib import Path
-from tests.data.test_loader import spec
+from tests.data.loading import spec
 from trainyard.data.index.table import load_index
 from trainyard.data.loader.loader import Loader
 

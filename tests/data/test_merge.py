@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import SHORT, Capture, run, shown
-from tests.data.tars import Patch, stored, write_files
-from tests.data.test_order import write_shards
+from tests.data.tars import Patch, counted_shards, named_shards, stored, write_files
 from tests.errors import check, raises, refused
 from trainyard.data.decode.seek_tables import seek_path
 from trainyard.data.formats.scan import FileRows, Scan
@@ -22,7 +21,6 @@ from trainyard.data.index.merge import merged_splits, open_merged
 from trainyard.data.index.table import load_index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.location import find_place
-from trainyard.data.storage.manifest import Manifest, Shard, Split, write_manifest
 
 Files = dict[str, bytes]
 
@@ -41,40 +39,25 @@ def farm(tmp_path: Path) -> str:
     )
 
 
-def named_shards(folder: Path, counts: list[int], names: tuple[str, ...]) -> str:
-    place = write_shards(folder, counts)
-    paths = [folder / f"train-{number:03d}.tar" for number in range(len(counts))]
-    sizes = [path.stat().st_size for path in paths]
-    rows = zip(paths, counts, sizes, strict=True)
-    shards = tuple(Shard(path.name, count, size, "") for path, count, size in rows)
-    splits = {"train": Split(f"train-{{000..{len(counts) - 1:03d}}}.tar", shards)}
-    write_manifest(folder, Manifest("webdataset", names, splits))
-    return place
-
-
 # --- the table ---
 
 
-def test_samples_lie_one_after_another_and_classes_are_united(pets: str, farm: str) -> None:
+def test_samples_lie_one_after_another_and_classes_are_united(
+    pets: str, farm: str, cache: Path
+) -> None:
     merged = open_merged([pets, farm], None)
     assert merged.classes == ("ant", "cat", "cow", "dog")
     assert merged.has_names
     assert merged.parts == (3, 3)
+    again = load_index(merged.path)
+    assert again is not None and again.path.parent == cache
+    assert (again.classes, again.parts) == (merged.classes, merged.parts)
+    assert stored(again) == stored(merged) and again.fingerprint == merged.fingerprint
     assert open_merged([pets, farm], None).path.stat().st_ino == merged.path.stat().st_ino  # reused
     assert open_merged([pets], None).path == open_index(pets).path  # one location is not merged
     assert stored(merged) == stored(open_index(pets)) + stored(open_index(farm))
     assert ("cat", b"c1") in stored(merged)
     assert ("cat", b"f111") in stored(merged)
-
-
-def test_a_merged_index_is_a_file_for_the_loader_process(pets: str, farm: str, cache: Path) -> None:
-    merged = open_merged([pets, farm], None)
-    assert merged.path.parent == cache
-    loaded = load_index(merged.path)
-    assert loaded is not None
-    assert stored(loaded) == stored(merged)
-    assert (loaded.classes, loaded.parts) == (merged.classes, merged.parts)
-    assert loaded.fingerprint == merged.fingerprint
 
 
 def test_relative_locations(pets: str, farm: str, tmp_path: Path, monkeypatch: Patch) -> None:
@@ -105,6 +88,7 @@ def test_urls_stay_whole(pets: str, tmp_path: Path) -> None:
     assert merged.locate(0) == open_index(pets).locate(0)
 
 
+@pytest.mark.night
 def test_merging_holds_few_copies_of_the_columns(tmp_path: Path) -> None:
     """The names of 600,000 images took eight times their size to move, in indices of bytes."""
     (tmp_path / "big").mkdir()
@@ -173,7 +157,7 @@ def test_an_altered_shard_is_known_by_its_stamp(pets: str, tmp_path: Path) -> No
 
 
 def test_bare_numbers_are_not_matched_with_names(pets: str, tmp_path: Path) -> None:
-    bare = write_shards(tmp_path / "bare", [3])
+    bare = counted_shards(tmp_path / "bare", [3])
     for places in ([pets, bare], [bare, pets]):
         with raises("data.unknown-classes", location=bare):
             open_merged(places, None)
@@ -182,7 +166,7 @@ def test_bare_numbers_are_not_matched_with_names(pets: str, tmp_path: Path) -> N
 
 
 def test_bare_numbers_are_united_among_themselves(tmp_path: Path) -> None:
-    places = [write_shards(tmp_path / name, [3]) for name in ("a", "b")]
+    places = [counted_shards(tmp_path / name, [3]) for name in ("a", "b")]
     merged = open_merged(places, None)
     assert (merged.classes, merged.has_names, merged.parts) == (("0",), False, (3, 3))
 
@@ -290,13 +274,6 @@ def test_train_go_on_and_evaluate(halves: list[Path], tmp_path: Path, capsys: Ca
 def test_launch_hands_on_each_location(halves: list[Path], capsys: Capture) -> None:
     line = shown(capsys, "launch", "local", "debug", *of(halves), "--dry-run")
     assert shlex.join(of(halves)) in line
-
-
-def test_weights_of_another_number(halves: list[Path], tmp_path: Path) -> None:
-    """One error, and no run directory."""
-    train = ("train", "debug", *of(halves), "--run", tmp_path / "run", *SHORT, "--quiet")
-    check(refused(*train, "--data.weights", "1,2,3"), "recipe.wrong-weight-count", num_weights=3)
-    assert not (tmp_path / "run").exists()
 
 
 def test_keys_take_a_list(halves: list[Path], digits: Path, tmp_path: Path) -> None:

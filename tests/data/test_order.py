@@ -1,13 +1,12 @@
 """The order that a recipe asks for, from its keys and an index."""
 
 import dataclasses
-from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.data.tars import write_files, write_shard
+from tests.data.tars import counted_shards, write_files
 from tests.errors import raises
 from trainyard.config import load_recipe
 from trainyard.data.config import DataConfig
@@ -26,15 +25,6 @@ from trainyard.data.sampler.plan import (
     WeightedPlan,
 )
 from trainyard.errors import RecipeError
-
-
-def write_shards(folder: Path, counts: list[int]) -> str:
-    """WebDataset shards with so many samples each."""
-    number = count()
-    for shard, size in enumerate(counts):
-        rows = [(b"image %d" % next(number), 0) for _ in range(size)]
-        write_shard(folder / f"train-{shard:03d}.tar", rows)
-    return str(folder)
 
 
 def write_folder(folder: Path, size: int) -> str:
@@ -64,20 +54,20 @@ def test_the_plain_order_is_the_default(tmp_path: Path) -> None:
 
 
 def test_shards_and_runs(tmp_path: Path) -> None:
-    index = open_index(write_shards(tmp_path / "shards", [30, 30, 2, 30, 40, 1]))
+    index = open_index(counted_shards(tmp_path / "shards", [30, 30, 2, 30, 40, 1]))
     plan = plan_of(index, order="resample")
     assert isinstance(plan, ResampledPlan)
     assert plan.run == 133 // 6
     # The shards of 2 and of 1, too short for a run, are one with a neighbour.
     assert plan.shards.tolist() == [0, 30, 60, 92, 133]
     assert plan.epoch_samples == 133
-    plan = plan_of(open_index(write_shards(tmp_path / "large", [200, 130])), order="resample")
+    plan = plan_of(open_index(counted_shards(tmp_path / "large", [200, 130])), order="resample")
     assert isinstance(plan, ResampledPlan)
     assert (plan.run, plan.shards.tolist()) == (64, [0, 200, 330])  # no longer than need be
 
 
 def test_more_shards_than_samples(tmp_path: Path) -> None:
-    index = open_index(write_shards(tmp_path / "shards", [0, 1, 0, 0, 2, 0]))
+    index = open_index(counted_shards(tmp_path / "shards", [0, 1, 0, 0, 2, 0]))
     plan = plan_of(index, order="resample")
     assert isinstance(plan, ResampledPlan)
     assert (plan.run, plan.shards.tolist()) == (1, [0, 3])
@@ -102,7 +92,7 @@ def test_a_folder_is_drawn_image_by_image(tmp_path: Path) -> None:
 
 
 def test_shards_of_different_parts_are_different(tmp_path: Path) -> None:
-    places = [write_shards(tmp_path / name, [25, 35]) for name in ("a", "b")]
+    places = [counted_shards(tmp_path / name, [25, 35]) for name in ("a", "b")]
     plan = plan_of(open_merged(places, None), order="resample", weights=(1.0, 3.0))
     assert isinstance(plan, ResampledPlan)
     assert plan.shards.tolist() == [0, 60, 120]  # each part's shard of 25 is shorter than a run
@@ -148,11 +138,7 @@ def test_repeats(merged: Index, keys: dict[str, object]) -> None:
     [
         ({"weights": (1.0, 2.0, 3.0)}, "recipe.wrong-weight-count", {"num_weights": 3}),
         ({"weights": (0.01, 1.0)}, "recipe.weight-too-small", {"value": 0.01}),
-        (
-            {"order": "resample", "locality": 5},
-            "recipe.locality-with-resample",
-            {"value": 5},
-        ),
+        ({"order": "resample", "locality": 5}, "recipe.locality-with-resample", {"value": 5}),
     ],
 )
 def test_keys_that_do_not_fit(

@@ -7,21 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.data.looks import opened
 from tests.data.streams import write_shards
 from tests.data.tars import Patch, write_files
 from tests.errors import raises
-from trainyard.data.config import DataConfig
 from trainyard.data.formats import FORMATS
 from trainyard.data.index.build import open_index
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.overlap import KINDS, check_apart, hash_names, same_places
-from trainyard.data.open_datasets import Datasets, open_datasets
-from trainyard.world import World
-
-
-def opened(train: object, val: object, **others: object) -> Datasets:
-    config = DataConfig.model_validate({"train": train, "val": val, **others})
-    return open_datasets(config, World(), lambda *_: None)
 
 
 @pytest.fixture

@@ -276,10 +276,7 @@ def test_labels_and_classes_that_do_not_fit_are_refused(source: Path, tmp_path: 
 
 
 def test_a_second_pack_into_one_destination_is_refused(source: Path, tmp_path: Path) -> None:
-    with (
-        locked(tmp_path),
-        raises("pack.in-use", path=tmp_path),
-    ):
+    with locked(tmp_path), raises("pack.in-use", path=tmp_path):
         packed(source, tmp_path, "webdataset")
     packed(source, tmp_path, "webdataset")
 

@@ -1,4 +1,4 @@
-"""A pack that was killed, interrupted or ran out of space goes on, and ends with the same bytes.
+"""A pack that ended early goes on, and one in parts is joined, to the same bytes.
 
 Ends at named points are exceptions in this process; one kill and one Ctrl-C are real.
 """
@@ -11,23 +11,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.command_line import run
+from tests.command_line import Capture, run, shown
 from tests.cuts import Killed
 from tests.data.tars import Patch
 from tests.errors import check, refused
+from tests.tiers import tiered
 from trainyard.data.storage.manifest import FILE_NAME
 from trainyard.datasets.pack import pack, pool
-from trainyard.datasets.pack.journal import Journal
+from trainyard.datasets.pack.journal import Journal, Part, locked
 
 JOURNAL = ".pack.jsonl"
 FORMATS = ("webdataset", "hdf5", "folder", "packed", "parquet")
-OPTIONS = ("--shard-samples", "15", "--workers", "2")
 SHARDS = 96 + 25
 FEW = ("--shard-samples", "100", "--workers", "1")  # 15 + 4 shards
 
@@ -44,10 +45,6 @@ def tree(folder: Path) -> dict[str, bytes]:
         for path in folder.rglob("*")
         if path.is_file()
     }
-
-
-ELSEWHERE = {"publish": 2, "write_manifest": 0, "remove_journals": 0}
-"""Points that no format has a part in, and the calls before the end."""
 
 
 def kill_at(point: str, patch: Patch, after: int = 0) -> None:
@@ -69,6 +66,17 @@ def pack_until(point: str, patch: Patch, arguments: list[str], after: int = 0) -
     with patch.context() as inside, pytest.raises(Killed):
         kill_at(point, inside, after)
         run(*arguments)
+
+
+OPTIONS = ("--shard-samples", "15", "--workers", "2")
+
+
+def command(source: Path, destination: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "trainyard", *words(source, destination, *OPTIONS, *more)]
+
+
+ELSEWHERE = {"publish": 2, "write_manifest": 0, "remove_journals": 0}
+"""Points that no format has a part in, and the calls before the end."""
 
 
 def complete(destination: Path) -> dict[Path, int]:
@@ -115,10 +123,6 @@ def test_a_shard_that_is_gone_or_cut_short_is_written_again(
 # --- real ends ---
 
 
-def command(source: Path, destination: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "trainyard", *words(source, destination, *OPTIONS, *more)]
-
-
 @contextmanager
 def packing(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
     """A pack in a process group of its own, of which nothing may be left in the end."""
@@ -160,7 +164,7 @@ def wait_for_shards(process: subprocess.Popen[str], destination: Path, count: in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("end", tiered([signal.SIGKILL, signal.SIGINT], night=[signal.SIGKILL]))
 def test_real_ends_leave_whole_shards_and_a_pack_that_goes_on(
     end: signal.Signals, digits: Path, tmp_path: Path
 ) -> None:
@@ -257,3 +261,155 @@ def test_a_finished_data_set_with_a_shard_gone_is_not_called_finished(
     gone = tmp_path / "imagenet-train-00003.h5"
     gone.unlink()
     check(refused(*again), "pack.shard-incomplete", path=gone)
+
+
+# --- in parts, on machines that share a folder: the bytes of one machine ---
+
+
+@pytest.fixture(scope="module")
+def whole(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pack that one machine writes. Tests only read it."""
+    folder = tmp_path_factory.mktemp("whole") / "out"
+    assert run(*words(digits, folder, *FEW)) == 0
+    return folder
+
+
+def pack_part(source: Path, destination: Path, *more: object) -> int:
+    return run(*words(source, destination, *FEW, *more))
+
+
+@pytest.mark.slow
+def test_three_at_once_and_a_join_are_one(digits: Path, tmp_path: Path, whole: Path) -> None:
+    out = tmp_path / "out"
+    parts = [command(digits, out, *FEW, "--part", f"{n}/3") for n in (1, 2, 3)]
+    with ThreadPoolExecutor(3) as pool:
+        for done in pool.map(lambda part: subprocess.run(part, capture_output=True), parts):
+            assert done.returncode == 0, done.stderr
+    assert not (out / FILE_NAME).exists()
+    for more in ((), ("--part", "2/3"), ()):
+        assert pack_part(digits, out, *more) == 0
+        assert tree(out) == tree(whole)
+
+
+@pytest.mark.parametrize("format", ["folder", "parquet"])
+def test_more_parts_than_shards(format: str, digits: Path, tmp_path: Path) -> None:
+    val = digits / "val"
+    assert run(*words(val, tmp_path / "whole", *FEW, format=format)) == 0
+    for more in (*(("--part", f"{number}/5") for number in range(1, 6)), ()):
+        assert run(*words(val, tmp_path / "out", *FEW, *more, format=format)) == 0
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def times(out: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in out.glob("*.tar")}
+
+
+def test_a_killed_part_goes_on(
+    digits: Path, tmp_path: Path, whole: Path, monkeypatch: Patch
+) -> None:
+    """It leaves the temporary files of the other parts alone."""
+    out = tmp_path / "out"
+    assert pack_part(digits, out, "--part", "2/2") == 0
+    pack_until("add", monkeypatch, words(digits, out, *FEW, "--part", "1/2"), after=3)
+    others = out / ".imagenet-train-000001.tar.0badcafe.part"
+    others.write_bytes(b"of part 2, which is said to be at work again")
+    lines = (out / ".pack-1-of-2.jsonl").read_text().splitlines()[1:]
+    shards = {out / json.loads(line)["shard"]["name"] for line in lines}
+    before = {path: time for path, time in times(out).items() if path in shards}
+    assert len(before) == 3
+    assert pack_part(digits, out, "--part", "1/2") == 0
+    assert before.items() <= times(out).items()
+    assert others.exists()
+    assert pack_part(digits, out) == 0
+    assert tree(out) == tree(whole)
+
+
+def test_what_a_part_prints(digits: Path, tmp_path: Path, capsys: Capture) -> None:
+    part = words(digits, tmp_path, *FEW, "--part", "1/2", "--json")
+    assert json.loads(shown(capsys, *part)) == {
+        "destination": str(tmp_path),
+        "part": "1/2",
+        "samples": 897,
+    }
+
+
+def test_a_pack_of_one_machine_goes_on_in_parts_of_which_some_never_come(
+    digits: Path, tmp_path: Path, whole: Path, monkeypatch: Patch
+) -> None:
+    """Whatever the number of parts. What is there stays as it is."""
+    out = tmp_path / "out"
+    pack_until("add", monkeypatch, words(digits, out, *FEW), after=2)
+    for part in ("2/3", "1/4"):
+        assert pack_part(digits, out, "--part", part) == 0
+    shards = times(out)
+    assert 2 < len(shards) < 19
+    assert pack_part(digits, out) == 0
+    assert shards.items() <= times(out).items()
+    assert tree(out) == tree(whole)
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "4", "1/0", "-1/4", "a/b", "1/4/4"])
+def test_wrong_parts(text: str, digits: Path, tmp_path: Path) -> None:
+    error = refused(*words(digits, tmp_path / "out", f"--part={text}"))
+    check(error, "option.invalid", command="trainyard data pack")
+    assert not (tmp_path / "out").exists()
+
+
+def test_parts_that_do_not_belong_together(digits: Path, tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(digits, source)
+    assert pack_part(source, out, "--part", "1/2") == 0
+    before = tree(out)
+    for more in ((), ("--part", "2/2")):
+        error = refused(*words(source, out, *FEW, "--seed", 3, *more))
+        check(error, "pack.settings-differ", changes="seed 0 instead of 3")
+    image = next((source / "train" / "0").iterdir())
+    image.write_bytes(image.read_bytes() + b"longer")
+    assert run("data", "index", source) == 0
+    error = refused(*words(source, out, *FEW, "--part", "2/2"))
+    check(error, "pack.settings-differ", changes="a source that has changed since")
+    assert tree(out) == before
+
+
+def test_a_part_that_is_at_work(digits: Path, tmp_path: Path) -> None:
+    """Neither the same part, nor the whole, which would remove its files."""
+    whole = words(digits, tmp_path, *FEW)
+    first, second = ([*whole, "--part", part] for part in ("1/2", "2/2"))
+    with locked(tmp_path, Part(1, 2)):
+        check(refused(*first), "pack.part-in-use", path=tmp_path, part="1/2")
+        check(refused(*whole), "pack.in-use", path=tmp_path)
+        assert run(*second) == 0
+    with locked(tmp_path):
+        check(refused(*first), "pack.in-use", path=tmp_path)
+    assert run(*whole) == 0
+
+
+def test_a_journal_that_is_a_link_leads_nowhere(digits: Path, tmp_path: Path) -> None:
+    """A link that came with a folder made a part cut and extend the user's files."""
+    secret, out = tmp_path / "secret", tmp_path / "out"
+    secret.write_text("a line\nno line end")
+    out.mkdir()
+    (out / ".pack-1-of-2.jsonl").symlink_to(secret)
+    for part in (("--part", "1/2"), ("--part", "2/2"), ()):
+        check(refused(*words(digits, out, *FEW, *part)), "file.is-link")
+    assert secret.read_text() == "a line\nno line end"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[1]",
+        "no JSON",
+        '{"odd": [], "image_bytes": 3}',
+        '{"odd": [], "image_bytes": 3, "shard": {"colour": 3}}',
+        '{"odd": 3, "image_bytes": 3, "shard": {}}',
+        '{"odd": [], "image_bytes": 3, "shard": {"name": 3}}',
+    ],
+)
+def test_a_damaged_journal(line: str, whole: Path, digits: Path, tmp_path: Path) -> None:
+    """It was a traceback."""
+    about = json.loads((whole / FILE_NAME).read_text())["about"]
+    journal = tmp_path / ".pack-1-of-2.jsonl"
+    journal.write_text(json.dumps({"plan": about["plan"], "settings": about}) + f"\n{line}\n")
+    error = refused(*words(digits, tmp_path, *FEW))
+    check(error, "pack.journal-damaged", path=journal)

@@ -3,8 +3,8 @@
 import dataclasses
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.data.looks import silent
 from tests.data.tars import Patch, open_splits, read_rows
 from tests.errors import raises
 from trainyard.data import formats
@@ -21,9 +22,6 @@ from trainyard.data.decode.decode import decode_batch, reference_image
 from trainyard.data.decode.packed_record import has_pixels, is_record, pixels_of
 from trainyard.data.formats import packed
 from trainyard.data.formats.scan import EncodedSample
-from trainyard.data.index.build import Progress
-from trainyard.data.index.merge import open_merged
-from trainyard.data.index.splits import find_splits
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.location import find_place
 from trainyard.data.storage.manifest import Manifest
@@ -262,26 +260,8 @@ def test_only_packed_holds_pixels(photos: Path, tmp_path: Path) -> None:
 # --- all else ---
 
 
-@needs_extension
-def test_merged_with_other_formats(photos: Path, tmp_path: Path) -> None:
-    packed_into(photos, tmp_path / "packed")
-    place = find_splits(str(tmp_path / "packed"))["val"]
-    merged = open_merged([str(photos / "val"), place], None)
-    half = len(merged) // 2
-    assert merged.label[:half].tolist() == merged.label[half:].tolist()
-    reader = Reader(merged)
-    for sample in range(half):
-        first, second = (reference_image(reader.read(s)) for s in (sample, sample + half))
-        assert np.array_equal(np.asarray(first), np.asarray(second))
-
-
-@contextmanager
-def no_counters(what: str, total: int | None) -> Iterator[Progress]:
-    yield lambda *_: None
-
-
 def problems(location: Path) -> list[Check]:
-    checks = verify(str(location), deep=True, workers=1, counters=no_counters)
+    checks = verify(str(location), deep=True, workers=1, counters=silent)
     return [check for check in checks if check.result == "problem"]
 
 

@@ -8,26 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.data.tars import Patch, write_files, write_shard
+from tests.data.tars import Patch, random_shards, write_files
 from trainyard.data._native import core
 from trainyard.data.index.build import open_index
 from trainyard.data.index.merge import open_merged
-from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage import encoded
 from trainyard.data.storage.encoded import EncodedSpans
 from trainyard.data.storage.source import LocalFile
-
-
-def shards(folder: Path, sizes: list[int]) -> tuple[Index, list[bytes]]:
-    """Tars with `sizes` samples of random bytes each, and what each sample holds."""
-    generator = np.random.default_rng(0)
-    contents = []
-    for number, size in enumerate(sizes):
-        images = [generator.bytes(int(generator.integers(1, 3000))) for _ in range(size)]
-        write_shard(folder / f"shard-{number:04d}.tar", [(image, 0) for image in images])
-        contents += images
-    return open_index(str(folder)), contents
 
 
 def open_tars(folder: Path) -> list[str]:
@@ -36,24 +24,10 @@ def open_tars(folder: Path) -> list[str]:
     return [t for t in targets if t.startswith(str(folder)) and t.endswith(".tar")]
 
 
-def test_threads_that_read_more_files_than_stay_open(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("resource.getrlimit", lambda _: (8, 8))
-    index, contents = shards(tmp_path, [5] * 12)
-    reader = Reader(index)
-
-    def hammer(seed: int) -> bool:
-        order = np.random.default_rng(seed).integers(len(contents), size=1000)
-        return all(reader.read(sample) == contents[sample] for sample in order.tolist())
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(hammer, range(8)))
-    assert len(open_tars(tmp_path)) == 2
-
-
 def test_many_shards_stay_within_the_limit(tmp_path: Path, monkeypatch: Patch) -> None:
     """A quarter of the descriptors that a process may have."""
     monkeypatch.setattr("resource.getrlimit", lambda _: (1024, 1024))
-    index, contents = shards(tmp_path, [2] * 300)
+    index, contents = random_shards(tmp_path, [2] * 300)
     reader = Reader(index)
     assert [reader.read(sample) for sample in range(len(index))] == contents
     assert len(open_tars(tmp_path)) == 256
@@ -73,7 +47,7 @@ def contents_of(reader: Reader, ids: list[int]) -> tuple[list[bytes], dict[int, 
 
 @pytest.mark.parametrize("sizes", [[1], [1, 1, 1], [3, 0, 0], [1, 5, 40]], ids=str)
 def test_a_slice_of_shards(tmp_path: Path, sizes: list[int]) -> None:
-    index, contents = shards(tmp_path, sizes)
+    index, contents = random_shards(tmp_path, sizes)
     reader = Reader(index)
     assert [reader.read(sample) for sample in range(len(index))] == contents
     for count in (0, 1, 3, 50):
@@ -114,15 +88,16 @@ def test_files_that_cannot_be_read_are_named_as_one_by_one(tmp_path: Path) -> No
         assert unreadable[position].startswith(str(caught.value))
 
 
-def test_slices_of_more_files_than_stay_open(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_threads_that_read_more_files_than_stay_open(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (8, 8))
-    index, contents = shards(tmp_path, [5] * 12)
+    index, contents = random_shards(tmp_path, [5] * 12)
 
     def hammer(reader: Reader, seed: int) -> bool:
         generator = np.random.default_rng(seed)
         for _ in range(100):
             ids = generator.integers(len(contents), size=10).tolist()
             assert contents_of(reader, ids)[0] == [contents[sample] for sample in ids]
+            assert reader.read(ids[0]) == contents[ids[0]]
         return True
 
     reader = Reader(index)
@@ -134,7 +109,7 @@ def test_slices_of_more_files_than_stay_open(tmp_path: Path, monkeypatch: Patch)
 
 
 def test_a_shard_that_was_cut_short(tmp_path: Path) -> None:
-    index, contents = shards(tmp_path, [4])
+    index, contents = random_shards(tmp_path, [4])
     os.truncate(tmp_path / "shard-0000.tar", int(index.offset[3]) + 1)
     reader = Reader(index)
     assert reader.read(2) == contents[2]

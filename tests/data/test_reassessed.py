@@ -3,17 +3,16 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.command_line import run
+from tests.data.looks import silent
 from tests.errors import raises
 from tests.mini_imagenet import MiniImageNet, write_mini_imagenet
-from trainyard.data.index.build import Progress, open_index
+from trainyard.data.index.build import open_index
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.real_labels import read_labels
 from trainyard.data.index.splits import find_splits
@@ -45,11 +44,6 @@ def of(number: int) -> list[int]:
     return [] if number == 10 else [number // 5, number % 5]
 
 
-@contextmanager
-def silent(what: str, total: int | None) -> Iterator[Progress]:
-    yield lambda *_: None
-
-
 def prepared(mini: MiniImageNet, folder: Path, kind: str, samples: int | None = None) -> str:
     """The location of the validation data, in shards of so many samples."""
     preparation = Preparation(folder, silent, format=kind, checksum=False, shard_samples=samples)
@@ -62,10 +56,7 @@ def shards(mini: MiniImageNet, tmp_path_factory: pytest.TempPathFactory) -> str:
     return prepared(mini, tmp_path_factory.mktemp("shards") / "data", "webdataset")
 
 
-@pytest.mark.parametrize(
-    ("kind", "samples"),
-    [("webdataset", 3), ("hdf5", None), ("folder", None)],
-)
+@pytest.mark.parametrize(("kind", "samples"), [("webdataset", 3), ("hdf5", None), ("folder", None)])
 def test_each_image_gets_its_own_labels(
     kind: str, samples: int | None, mini: MiniImageNet, real: Path, tmp_path: Path
 ) -> None:

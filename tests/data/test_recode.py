@@ -11,13 +11,7 @@ from tests.errors import raises
 from tests.images import encode
 from trainyard.data.decode.decode import BadImageError, image_orientation
 from trainyard.data.decode.orientation import TAG
-from trainyard.datasets.pack.recode import (
-    Recode,
-    Repair,
-    ShortSide,
-    oddity,
-    suffix_of,
-)
+from trainyard.datasets.pack.recode import Recode, Repair, ShortSide, oddity, suffix_of
 
 
 def photograph(width: int, height: int, seed: int = 0) -> Image.Image:

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from tests.command_line import Capture, shown
+from tests.data.loading import all_batches, jpeg, spec
 from tests.data.tars import Patch, write_files, write_shard
-from tests.data.test_loader import all_batches, jpeg, spec
 from tests.errors import check, raises, refused
 from tests.web import FaultyServer
 from trainyard.data._native import core, own_decoder

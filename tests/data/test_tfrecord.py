@@ -1,27 +1,30 @@
 import gzip
-import struct
-from collections.abc import Iterable, Sequence
 from itertools import permutations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from crc32c import crc32c
-from tfrecord import example_pb2
 from tfrecord.writer import TFRecordWriter
 
 from tests.data.tars import stored
+from tests.data.tfrecords import (
+    block,
+    bytes_feature,
+    example,
+    feature,
+    int_feature,
+    number,
+    record,
+    write_records,
+)
 from tests.errors import raises
 from tests.images import jpeg
 from trainyard.data.formats import tfrecord
-from trainyard.data.formats.scan import EncodedSample
 from trainyard.data.index.build import build_index
 from trainyard.data.index.splits import find_splits
 from trainyard.data.storage.location import find_place
 from trainyard.data.storage.source import LocalFile
 
-WNIDS = ("n01440764", "n02119789", "n02510455")
 SHARD = "train-00000-of-00001"
 
 
@@ -33,67 +36,6 @@ def some_images() -> list[bytes]:
 
 
 # --- an encoder of protobuf that knows no schema ---
-
-
-def number(value: int) -> bytes:
-    encoded = b""
-    while value > 127:
-        encoded += bytes([value % 128 + 128])
-        value //= 128
-    return encoded + bytes([value])
-
-
-def block(field: int, content: bytes) -> bytes:
-    return number(field << 3 | 2) + number(len(content)) + content
-
-
-def feature(name: bytes, content: bytes) -> bytes:
-    return block(1, block(1, name) + block(2, content))
-
-
-def bytes_feature(name: bytes, *values: bytes) -> bytes:
-    return feature(name, block(1, b"".join(block(1, value) for value in values)))
-
-
-def int_feature(name: bytes, *values: int, packed: bool = True) -> bytes:
-    if packed:
-        return feature(name, block(3, block(1, b"".join(map(number, values)))))
-    return feature(name, block(3, b"".join(b"\x08" + number(value) for value in values)))
-
-
-def example(*features: bytes) -> bytes:
-    return block(1, b"".join(features))
-
-
-def masked(content: bytes) -> bytes:
-    checksum = crc32c(content)
-    rotated = ((checksum >> 15) | (checksum << 17)) % 2**32
-    return struct.pack("<I", (rotated + 0xA282EAD8) % 2**32)
-
-
-def record(content: bytes, length: int | None = None) -> bytes:
-    head = struct.pack("<Q", len(content) if length is None else length)
-    return head + masked(head) + content + masked(content)
-
-
-def write_records(path: Path, contents: Iterable[bytes]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"".join(map(record, contents)))
-    return path
-
-
-def write_samples(
-    path: Path, samples: Iterable[EncodedSample], classes: Sequence[str] | None
-) -> None:
-    """Writes a shard as the ImageNet scripts do; arguments as of the `write` of other formats."""
-    contents = []
-    for sample in samples:
-        features = [int_feature(b"image/class/label", sample.label + 1)]
-        if classes is not None:
-            name = classes[sample.label].encode(errors="surrogateescape")
-            features.append(bytes_feature(b"image/class/synset", name))
-        contents.append(example(*features, bytes_feature(b"image/encoded", sample.image)))
-    write_records(path, contents)
 
 
 IMAGE = bytes_feature(b"image/encoded", b"the image")
@@ -111,32 +53,6 @@ def test_reads_what_the_tfrecord_package_writes(tmp_path: Path) -> None:
     writer.close()
     assert stored(tmp_path) == [(str(n % 3), image) for n, image in enumerate(images)]
     assert build_index(str(tmp_path)).format == "tfrecord"
-
-
-def test_reads_all_features_of_the_script_that_made_imagenet_in_any_order(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    images, contents = some_images(), []
-    for n, image in enumerate(images):
-        message = example_pb2.Example()
-        features: dict[str, Any] = {
-            "image/height": example_pb2.Int64List(value=[500]),
-            "image/colorspace": example_pb2.BytesList(value=[b"RGB"]),
-            "image/class/label": example_pb2.Int64List(value=[n % 3 + 1]),
-            "image/class/synset": example_pb2.BytesList(value=[WNIDS[n % 3].encode()]),
-            "image/class/text": example_pb2.BytesList(value=["Fuchs, é".encode() * 100]),
-            "image/object/bbox/xmin": example_pb2.FloatList(value=random.random(40)),
-            "image/object/bbox/label": example_pb2.Int64List(value=[2**63 - 1, -1] * 30),
-            "image/object/bbox/ymin": example_pb2.FloatList(),
-            "image/filename": example_pb2.BytesList(value=[b"a", b"b"]),
-            "image/encoded": example_pb2.BytesList(value=[image]),
-        }
-        for name in random.permutation(list(features)):
-            kind = {"Int": "int64_list", "Byt": "bytes_list", "Flo": "float_list"}
-            target = message.features.feature[name]
-            getattr(target, kind[type(features[name]).__name__[:3]]).CopyFrom(features[name])
-        contents.append(message.SerializeToString())
-    path = write_records(tmp_path / "data.tfrecord", contents)
-    assert stored(path) == [(WNIDS[n % 3], image) for n, image in enumerate(images)]
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -3,31 +3,19 @@
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.command_line import SHORT, Capture, run, shown
-from tests.data.tars import stored
+from tests.data.tars import stored, write_files
 from tests.errors import check, raises, refused
+from tests.images import jpeg
 from trainyard.config import load_recipe
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.val_share import Side, open_part
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
-
-
-def write(folder: Path, names: Iterable[str]) -> str:
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(name.encode())
-    return str(folder)
 
 
 def sides(location: str, share: float | str = 0.25, seed: int = 0) -> dict[str, set[str]]:
@@ -43,14 +31,14 @@ def sides(location: str, share: float | str = 0.25, seed: int = 0) -> dict[str, 
 def test_few_images_change_sides_as_others_are_added(tmp_path: Path) -> None:
     """A split by position would train on a tenth of the images that validated the run before."""
     old = [f"{name}/{number}.jpg" for name in range(20) for number in range(100)]
-    before = sides(write(tmp_path / "x", old), 0.1)
+    before = sides(write_files(tmp_path / "x", old), 0.1)
     assert before["train"] | before["val"] == set(old)
     assert not before["train"] & before["val"]
     new = [f"{name}/new {number}.jpg" for name in range(20) for number in range(10)]
-    after = sides(write(tmp_path / "x", [*new, "another class/1.jpg"]), 0.1)
+    after = sides(write_files(tmp_path / "x", [*new, "another class/1.jpg"]), 0.1)
     moved = before["val"] & after["train"] | before["train"] & after["val"]
     assert len(moved) <= 24  # 13 of 2000 on average, with a deviation below 4
-    elsewhere = write(tmp_path / "y", [*old, *new, "another class/1.jpg"])
+    elsewhere = write_files(tmp_path / "y", [*old, *new, "another class/1.jpg"])
     assert sides(elsewhere, 0.1) == after
     assert sides(elsewhere, 0.1, seed=1) != after
     assert after["val"] < sides(elsewhere, share=0.5)["val"]
@@ -60,7 +48,7 @@ def test_each_class_has_its_share_and_an_image_on_each_side(tmp_path: Path) -> N
     """By hashes alone 1 of 40 and 11 of 60 images would validate, and none of many tens."""
     sizes = {f"of {size}, {number}": size for size in (1, 2, 10, 40, 60) for number in range(20)}
     names = [f"{name}/{number}.png" for name, size in sizes.items() for number in range(size)]
-    location = write(tmp_path, names)
+    location = write_files(tmp_path, names)
     for share, counts in (
         (0.1, (0, 1, 1, 4, 6)),
         (0.26, (0, 1, 3, 10, 16)),
@@ -79,7 +67,7 @@ def test_folds_are_disjoint_and_together_all_images(
     """Cut at the same rounded places in each class, folds of five would have 2, 1, 2, 1, 1 of 7."""
     sizes = {f"{n:02}": 7 if n < 20 else n - 19 for n in range(30)}
     names = [f"{name}/{number}.png" for name, size in sizes.items() for number in range(size)]
-    location = write(tmp_path / "x", names)
+    location = write_files(tmp_path / "x", names)
     folds = [sides(location, f"{fold + 1}/{count}") for fold in range(count)]
     held_out = Counter(name for fold in folds for name in fold["val"])
     assert held_out == dict.fromkeys(names, 1)
@@ -92,12 +80,12 @@ def test_folds_are_disjoint_and_together_all_images(
         assert abs(of_seven - 140 / count) < 2
     assert sides(location, f"1/{count}", seed=1) != folds[0]
     monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "of another node"))
-    assert sides(write(tmp_path / "y", names), f"1/{count}") == folds[0]
+    assert sides(write_files(tmp_path / "y", names), f"1/{count}") == folds[0]
 
 
 def test_folds_of_lists_are_disjoint_and_together_all_images(tmp_path: Path) -> None:
     names = [f"{number}.png" for number in range(90)]
-    location = write(tmp_path, names)
+    location = write_files(tmp_path, names)
     rows = (f"{name},a|b" if number % 2 else f"{name},b" for number, name in enumerate(names))
     (tmp_path / "list.csv").write_text("\n".join(["path,labels", *rows]))
     location = str(tmp_path / "list.csv")
@@ -119,7 +107,7 @@ def test_what_is_no_fold(fold: str, classes: Path) -> None:
 
 
 def test_more_folds_than_images(tmp_path: Path) -> None:
-    place = write(tmp_path / "x", ["a/1.png", "b/1.png", "b/2.png"])
+    place = write_files(tmp_path / "x", ["a/1.png", "b/1.png", "b/2.png"])
     with raises("data.too-few-to-share", key="data.val_fold", value="1/9"):
         sides(place, "1/9")
 
@@ -155,7 +143,7 @@ def test_parts_of_any_format_read_and_merge_as_wholes_do(digits: Path, tmp_path:
 
 def test_parts_of_one_data_set_name_it(tmp_path: Path) -> None:
     """Folds of the data of before and after a change had one mean."""
-    places = [write(tmp_path / name, [f"a/{n}.png" for n in range(9)]) for name in "xy"]
+    places = [write_files(tmp_path / name, [f"a/{n}.png" for n in range(9)]) for name in "xy"]
     for locations in (places[:1], places):
         wholes = {
             open_merged(locations, None, side=Side(split, fold, 0)).whole
@@ -169,9 +157,9 @@ def test_parts_of_one_data_set_name_it(tmp_path: Path) -> None:
 
 def test_a_part_follows_its_data(tmp_path: Path) -> None:
     """A saved part of an older state would hide new images."""
-    place = write(tmp_path / "x", [f"a/{number}.png" for number in range(9)])
+    place = write_files(tmp_path / "x", [f"a/{number}.png" for number in range(9)])
     assert len(sides(place)["train"] | sides(place)["val"]) == 9
-    write(tmp_path / "x", ["b/1.png", "b/2.png"])
+    write_files(tmp_path / "x", ["b/1.png", "b/2.png"])
     build_index(place)
     assert len(sides(place)["train"] | sides(place)["val"]) == 11
 
@@ -205,17 +193,10 @@ def test_a_run_is_evaluated_and_resumed_on_its_own_part(
     check(refused(*begin, "--data.val_share", "0.2"), "run.recipe-differs", path=f"{tmp_path}/run")
 
 
-def test_without_a_split_the_message_names_the_key(classes: Path) -> None:
-    check(refused("train", "debug", "--data", classes), "data.missing-split", location=classes)
-
-
 def test_verify_checks_the_parts_for_images_on_both_sides(tmp_path: Path, capsys: Capture) -> None:
     """Copies of a photograph on both sides falsify the accuracy."""
-    from tests.images import jpeg
-
     for number in range(12):
-        (tmp_path / "x" / "a").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "x" / "a" / f"{number}.jpg").write_bytes(jpeg(16))
+        write_files(tmp_path / "x" / "a", {f"{number}.jpg": jpeg(16)})
     words = ("data", "verify", tmp_path / "x", "--deep", "--workers", "1", "--val-share", "0.5")
     assert run(*words) == 2
     said = capsys.readouterr().out

@@ -3,8 +3,6 @@
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +10,13 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
+from tests.data.looks import silent
 from tests.data.tars import open_splits, write_files, write_tar
 from tests.errors import check, raises, refused
 from tests.images import encode
 from trainyard.data.decode.crops import CentralCrop
 from trainyard.data.formats.left_out import DOTTED, EMPTY
-from trainyard.data.index.build import Progress, open_index
+from trainyard.data.index.build import open_index
 from trainyard.data.index.splits import find_splits
 from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.spec import LoaderSpec
@@ -67,11 +66,6 @@ def packed(originals: Path, destination: Path, form: str) -> Path:
     )
     pack(splits, ("cat", "dog"), destination, options, about={})
     return destination
-
-
-@contextmanager
-def silent(what: str, total: int | None) -> Iterator[Progress]:
-    yield lambda *_: None
 
 
 def look(location: Path | str, *, deep: bool = False) -> dict[tuple[str, str], Check]:

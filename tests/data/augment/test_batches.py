@@ -1,6 +1,6 @@
 """Which transforms a recipe has, in what order, and that a feed replays them exactly."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,12 @@ from trainyard.data.augment.erasing import RandomErasing
 from trainyard.data.augment.jitter import ColorJitter
 from trainyard.data.augment.mixing import Mixing
 from trainyard.data.augment.randaugment import RandAugment
-from trainyard.data.augment.transforms import Translate, batch_transforms, pixel_transforms
+from trainyard.data.augment.transforms import (
+    PixelTransform,
+    Translate,
+    batch_transforms,
+    pixel_transforms,
+)
 from trainyard.data.batch import Batch, Keys
 from trainyard.data.config import DataConfig
 from trainyard.data.feeds import Feeds
@@ -87,6 +92,48 @@ def test_no_value_is_read_from_the_device(mix_mode: str, erasing_mode: str) -> N
         assert {column.device.type for column in columns} == {"cuda"}
         with pytest.raises(DataDependentOutputException):
             float(batch.lam[0])
+
+
+# --- of each transform ---
+
+
+def erased(seed: int) -> PixelTransform:
+    erase = RandomErasing(1.0, "pixel", seed=seed)
+    return lambda pixels_BCHW, keys: erase(batch_of_images(pixels_BCHW.float()), keys).images_BCHW
+
+
+def augmented(seed: int) -> PixelTransform:
+    return RandAugment("rand-m9-n2-mstd0.5-inc1", seed=seed, mean=(0.485, 0.456, 0.406))
+
+
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [
+        (lambda seed: Translate(3, seed=seed), 12),
+        (lambda seed: ColorJitter((0.4, 0.4, 0.4, 0.1), seed=seed), 20),
+        (augmented, 224),  # one by one
+        (augmented, 33),  # several at once
+        (erased, 20),
+    ],
+    ids=["translation", "jitter", "large", "small", "erasing"],
+)
+def test_a_sample_is_augmented_by_seed_visit_and_id_alone(
+    make: Callable[[int], PixelTransform], size: int
+) -> None:
+    """Whatever the batch, the rank and the layout in memory."""
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randint(256, (1, 3, size, size), generator=generator, dtype=torch.uint8)
+    pixels_BCHW, ids, visits = image.repeat(24, 1, 1, 1), np.arange(100, 124), np.arange(24) % 3
+    whole = make(5)(pixels_BCHW.clone(), Keys(ids, visits, 0))
+    assert whole.shape == pixels_BCHW.shape
+    assert len({tuple(one.ravel().tolist()) for one in whole}) > 12
+    for rank in range(3):
+        part = pixels_BCHW[rank::3].clone(memory_format=torch.channels_last)
+        keys = Keys(ids[rank::3], visits[rank::3], 77)
+        assert torch.equal(make(5)(part, keys), whole[rank::3])
+    for seed, more in ((6, 0), (5, 1)):
+        other = make(seed)(pixels_BCHW.clone(), Keys(ids, visits + more, 0))
+        assert (other != whole).flatten(1).any(1).sum() > 12
 
 
 # --- in a feed ---

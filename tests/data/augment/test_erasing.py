@@ -1,6 +1,5 @@
 """Random erasing against timm's, given the same random numbers, and its noise."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from statistics import NormalDist
@@ -78,38 +77,6 @@ def test_what_is_erased_is_timms(
         assert share == pytest.approx(probability, abs=0.1)
 
 
-def test_shapes_are_distributed_as_timms() -> None:
-    """Quantiles of area, aspect and place over 4,000 images of each."""
-    count, height, width = 4000, 40, 40
-    ours = erase(count, keys_of(count), (height, width), mode="const")
-    theirs = batch_of(count, (height, width)).images_BCHW
-    timm.data.random_erasing.random.seed(0)
-    TimmErasing(1.0, mode="const", device="cpu")(theirs)
-    quantiles = np.linspace(0.1, 0.9, 9)
-    for mine, other in zip(shapes(ours), shapes(theirs), strict=True):
-        np.testing.assert_allclose(
-            np.quantile(mine, quantiles), np.quantile(other, quantiles), atol=0.03
-        )
-
-
-def shapes(images: torch.Tensor) -> list[NDArray[Any]]:
-    """Share of the area, log aspect over 10, and top and left over the room there is."""
-    erased = (images[:, 0] == 0).numpy()
-    heights, widths = erased.any(axis=2).sum(axis=1), erased.any(axis=1).sum(axis=1)
-    np.testing.assert_array_equal(heights * widths, erased.sum(axis=(1, 2)))  # rectangles
-    assert (heights > 0).all()
-    tops, lefts = erased.any(axis=2).argmax(axis=1), erased.any(axis=1).argmax(axis=1)
-    full_height, full_width = erased.shape[1:]
-    # Spread within a whole pixel: else the steps of the quantiles would be compared.
-    spread = np.random.default_rng(0).random((2, len(images)))
-    return [
-        heights * widths / (full_height * full_width),
-        np.log(heights / widths) / 10,
-        (tops + spread[0]) / (full_height - heights + 1),
-        (lefts + spread[1]) / (full_width - widths + 1),
-    ]
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_each_mode(mode: str) -> None:
     """Pixels outside stay; keyed by visit and id alone; of equal effect in either layout."""
@@ -147,27 +114,6 @@ def test_the_noise_is_the_inverse_normal_of_the_keyed_sequence() -> None:
         assert found[row].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-def test_the_noise_is_normal_and_not_correlated() -> None:
-    keys = torch.from_numpy(splitmix64(np.arange(1000, dtype=np.uint64)).view(np.int64))
-    noise = (
-        normals(keys.repeat_interleave(400), torch.arange(400).repeat(1000), 3)
-        .double()
-        .view(1000, 400, 3)
-    )
-    assert torch.isfinite(noise).all()
-    assert noise.mean().item() == pytest.approx(0, abs=0.004)
-    assert noise.std().item() == pytest.approx(1, abs=0.003)
-    assert noise.pow(4).mean().item() == pytest.approx(3, abs=0.03)
-    for one, other in (
-        (noise[:, :-1], noise[:, 1:]),
-        (noise[:-1], noise[1:]),
-        (noise[..., :1], noise[..., 1:]),
-    ):
-        assert (one * other).mean().item() == pytest.approx(0, abs=0.006)
-    means = noise.mean(dim=(1, 2)) * math.sqrt(1200)  # of each key
-    assert means.std().item() == pytest.approx(1, abs=0.08)
-
-
 def test_noise_differs_by_pixel_or_is_one_colour() -> None:
     keys = keys_of(50)
     boxes = erase(50, keys, mode="const")[:, 0] == 0
@@ -180,16 +126,3 @@ def test_noise_differs_by_pixel_or_is_one_colour() -> None:
         assert all(colour == first for colour in others)
         seen |= set(first)
     assert len(seen) == 150
-
-
-# --- keys and layouts ---
-
-
-def test_samples_visits_and_seeds_differ() -> None:
-    keys = keys_of(30)
-    one = erase(30, keys)
-    assert len({tuple(image.ravel().tolist()) for image in one}) == 30
-    later = erase(30, keys_of(30, visit=1))
-    other = RandomErasing(1.0, "pixel", seed=4)(batch_of(30), keys).images_BCHW
-    for images in (later, other):
-        assert (images != one).flatten(1).any(dim=1).all()

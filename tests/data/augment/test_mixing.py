@@ -198,48 +198,6 @@ def test_draws_at_the_ends_of_the_uniform_numbers_are_finite() -> None:
         assert ((drawn >= 0) & (drawn <= 1)).all()
 
 
-def observed(settings: AugmentConfig, count: int = 20_000) -> tuple[NDArray[Any], NDArray[Any]]:
-    """lam, and whether the images were mixed by a box, of many samples mixed one by one."""
-    labels = torch.zeros(count, dtype=torch.int64)
-    images = torch.empty(count, 1, 32, 32)
-    images[: count // 2], images[count // 2 :] = 0.0, 1.0
-    batch = batch_of_images(images, labels)
-    mixed = mix(settings, batch, Keys(np.arange(count), np.zeros(count, np.int64), 0))
-    values = mixed.images_BCHW.flatten(1)
-    fraction = ((values > 0) & (values < 1)).any(dim=1)
-    return mixed.lam.numpy(), ~fraction.numpy()
-
-
-def test_how_often_and_how_samples_are_mixed() -> None:
-    settings = config(**BOTH, mix_mode="elem", mix_prob=0.7, switch_prob=0.25)
-    lam, by_box = observed(settings)
-    mixed = lam < 1
-    # Boxes of less than a pixel count as not mixed: of alpha 1 about 1 in 1,000.
-    assert mixed.mean() == pytest.approx(0.7, abs=0.015)
-    assert by_box[mixed].mean() == pytest.approx(0.25, abs=0.015)
-    quantiles = np.linspace(0.05, 0.95, 19)
-    np.testing.assert_allclose(
-        np.quantile(lam[mixed & ~by_box], quantiles), stats.beta.ppf(quantiles, 0.8, 0.8), atol=0.03
-    )
-
-
-def test_boxes_are_distributed_as_timms() -> None:
-    lam, _ = observed(config(cutmix=1.0, mix_mode="elem"))
-    theirs = []
-    cutmix_bbox_and_lam: Any = timm.data.mixup.cutmix_bbox_and_lam
-    state = np.random.get_state()
-    np.random.seed(0)
-    for _ in range(20_000):
-        share = np.random.beta(1.0, 1.0)
-        _, corrected = cutmix_bbox_and_lam((1, 32, 32), share)
-        theirs.append(corrected)
-    np.random.set_state(state)
-    quantiles = np.linspace(0.05, 0.95, 19)
-    np.testing.assert_allclose(
-        np.quantile(lam, quantiles), np.quantile(theirs, quantiles), atol=0.02
-    )
-
-
 # --- keys ---
 
 

@@ -13,14 +13,7 @@ from timm.data.auto_augment import NAME_TO_OP
 
 from trainyard.data.augment.kernels import KernelCall, run, send
 from trainyard.data.augment.policy import draw, parse_policy
-from trainyard.data.augment.randaugment import (
-    RandAugment,
-    affine_maps,
-    colour_call,
-    plan,
-    warp_call,
-)
-from trainyard.data.batch import Keys
+from trainyard.data.augment.randaugment import affine_maps, colour_call, plan, warp_call
 
 Pixels = NDArray[np.uint8]
 SKIMAGE: Any = data
@@ -178,30 +171,6 @@ def test_a_policy_is_timms_operations_one_after_the_other(text: str) -> None:
         changed += bool((expected != pixels).any())
     assert total / len(pictures) < 0.02
     assert changed > len(pictures) / 3
-
-
-@pytest.mark.parametrize("size", [224, 33], ids=["one by one", "several at once"])
-def test_a_sample_is_augmented_by_seed_visit_and_id_alone(size: int) -> None:
-    """Whatever the batch, the rank and the layout in memory."""
-    count = 24
-    pixels_BHWC = np.stack([_noise(size, size)] * count)
-    ids, visits = np.arange(100, 100 + count), np.arange(count) % 3
-    augment = RandAugment("rand-m9-n2-mstd0.5-inc1", seed=5, mean=MEAN)
-
-    def apply(rows: NDArray[np.int64], position: int) -> torch.Tensor:
-        batch_BCHW = torch.from_numpy(pixels_BHWC[rows].copy()).permute(0, 3, 1, 2)
-        if position:
-            batch_BCHW = batch_BCHW.contiguous()
-        return augment(batch_BCHW, Keys(ids[rows], visits[rows], position))
-
-    whole = apply(np.arange(count), 0)
-    assert whole.dtype == torch.uint8
-    assert whole.shape == (count, 3, size, size)
-    for rank in range(3):
-        assert torch.equal(apply(np.arange(rank, count, 3), 77), whole[rank::3])
-    again = RandAugment("rand-m9-n2-mstd0.5-inc1", seed=6, mean=MEAN)
-    other = again(torch.from_numpy(pixels_BHWC.copy()).permute(0, 3, 1, 2), Keys(ids, visits, 0))
-    assert (other != whole).flatten(1).any(1).sum() > count / 2
 
 
 # --- the device ---

@@ -1,10 +1,12 @@
-"""The decoder in C, called for one image."""
+"""The decoder in C, called for one image, and JPEGs for it."""
 
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
+from tests.images import encode
 from trainyard.data._native import core
 
 PATHS: tuple[str, ...] = core.paths if core is not None else ()
@@ -39,3 +41,16 @@ def decode(
     )
     assert (room[[0, 2]] == 171).all()
     return out[0], int(status[0])
+
+
+def waves(height: int, width: int, noise: float = 25) -> Pixels:
+    """Coloured waves and noise."""
+    rng = np.random.default_rng(height * 1000 + width)
+    y, x = np.mgrid[:height, :width]
+    bands = np.stack([np.sin(x / (5 + c) + y / 9) for c in range(3)], axis=-1)
+    pixels: Pixels = (120 + 60 * bands + rng.normal(0, noise, bands.shape)).clip(0, 255)
+    return pixels.astype(np.uint8)
+
+
+def jpeg(pixels: Pixels, mode: str = "RGB", **options: Any) -> bytes:
+    return encode(Image.fromarray(pixels).convert(mode), **options)

@@ -49,6 +49,7 @@ def test_without_a_compiler_the_package_is_plain_python(tmp_path: Path) -> None:
     assert "no-such-compiler" in said
 
 
+@pytest.mark.night
 def test_clang_builds_it_too(tmp_path: Path) -> None:
     """gcc builds the wheel of tests/test_wheel.py."""
     if not shutil.which("clang-16"):

@@ -1,13 +1,11 @@
 """Seek tables: decoding from where a crop begins gives the same bits as decoding from the start."""
 
-import io
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from tests.data.native.decoder import PATHS, Pixels, decode
+from tests.data.native.decoder import PATHS, Pixels, decode, jpeg, waves
 from trainyard.data._native import core
 from trainyard.data.storage.encoded import in_memory
 
@@ -17,17 +15,11 @@ SIZES = [(1, 1), (8, 8), (9, 129), (128, 128), (130, 257), (333, 40), (97, 500)]
 SAMPLINGS = ["4:4:4", "4:2:2", "4:2:0", "grey"]
 
 
-def jpeg(height: int, width: int, sampling: str, **options: Any) -> bytes:
-    rng = np.random.default_rng(height * 1000 + width)
-    y, x = np.mgrid[:height, :width]
-    waves = np.stack([np.sin(x / (5 + c) + y / 9) for c in range(3)], axis=-1)
-    pixels = (120 + 60 * waves + rng.normal(0, 25, waves.shape)).clip(0, 255).astype(np.uint8)
-    image, out = Image.fromarray(pixels), io.BytesIO()
+def picture(height: int, width: int, sampling: str, **options: Any) -> bytes:
+    pixels = waves(height, width)
     if sampling == "grey":
-        image.convert("L").save(out, "JPEG", **options)
-    else:
-        image.save(out, "JPEG", subsampling=sampling, **options)
-    return out.getvalue()
+        return jpeg(pixels, "L", **options)
+    return jpeg(pixels, subsampling=sampling, **options)
 
 
 def table_of(content: bytes) -> bytes:
@@ -67,7 +59,7 @@ def decoded(content: bytes, box: Box, path: str, table: bytes | None = None) -> 
 def test_the_table_changes_no_bit(
     size: tuple[int, int], sampling: str, options: dict[str, Any]
 ) -> None:
-    content = jpeg(*size, sampling, quality=95, **options)
+    content = picture(*size, sampling, quality=95, **options)
     table = table_of(content)
     for box in boxes_in(*size):
         for path in PATHS:
@@ -80,14 +72,14 @@ def test_the_table_changes_no_bit(
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_entries_stand_for_tiles_of_128_pixels(sampling: str) -> None:
-    content = jpeg(130, 257, sampling)
+    content = picture(130, 257, sampling)
     rows = 9 if sampling == "4:2:0" else 17
     assert len(table_of(content)) == 3 * rows * core.SEEK_ENTRY
 
 
 def test_nothing_but_the_tiles_is_read() -> None:
     """What lies before the box may be lost without harm, as far as the table leads past it."""
-    content = bytearray(jpeg(256, 256, "4:4:4", quality=95))
+    content = bytearray(picture(256, 256, "4:4:4", quality=95))
     table, box = table_of(bytes(content)), (130, 160, 250, 250)
     expected, _ = decoded(bytes(content), box, PATHS[0], table)
     scan = content.index(b"\xff\xda") + 14
@@ -99,7 +91,7 @@ def test_nothing_but_the_tiles_is_read() -> None:
 
 
 def test_a_table_that_does_not_fit_is_not_used() -> None:
-    content = jpeg(100, 300, "4:4:4")
+    content = picture(100, 300, "4:4:4")
     table, box = table_of(content), (150, 40, 280, 90)
     expected, _ = decoded(content, box, PATHS[0])
     nonsense = bytes(len(table) - core.SEEK_ENTRY)
@@ -112,8 +104,8 @@ def test_a_table_that_does_not_fit_is_not_used() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"restart_marker_blocks": 5}])
 def test_with_the_table_of_another_image_it_is_decoded_without(options: dict[str, Any]) -> None:
-    content = jpeg(256, 256, "4:4:4", **options)
-    table = table_of(jpeg(256, 256, "4:4:4", quality=60))
+    content = picture(256, 256, "4:4:4", **options)
+    table = table_of(picture(256, 256, "4:4:4", quality=60))
     for box in boxes_in(256, 256, seed=3):
         expected, _ = decoded(content, box, PATHS[0])
         for path in PATHS:
@@ -123,7 +115,7 @@ def test_with_the_table_of_another_image_it_is_decoded_without(options: dict[str
 
 
 def test_a_damaged_image_is_so_with_a_table_and_without() -> None:
-    whole = jpeg(256, 256, "4:4:4", quality=95)
+    whole = picture(256, 256, "4:4:4", quality=95)
     table, content = table_of(whole), bytearray(whole)
     scan = content.index(b"\xff\xda") + 14
     content[scan : scan + 5000] = b"\xfe" * 5000
@@ -137,7 +129,7 @@ def test_a_damaged_image_is_so_with_a_table_and_without() -> None:
 def test_hostile_tables_are_judged_alike_by_all_paths(
     sampling: str, options: dict[str, Any]
 ) -> None:
-    content = jpeg(70, 300, sampling, **options)
+    content = picture(70, 300, sampling, **options)
     table = np.frombuffer(table_of(content), np.uint8)
     rng = np.random.default_rng(1)
     for box in boxes_in(70, 300, seed=2) * 10:
@@ -158,8 +150,8 @@ def test_hostile_tables_are_judged_alike_by_all_paths(
 
 @pytest.mark.parametrize("cut", [1, 200, 2000])
 def test_there_is_no_table_of_damaged_or_other_files(cut: int) -> None:
-    content = jpeg(90, 140, "4:4:4")
-    progressive = jpeg(90, 140, "4:4:4", progressive=True)
+    content = picture(90, 140, "4:4:4")
+    progressive = picture(90, 140, "4:4:4", progressive=True)
     for path in PATHS:
         assert core.Decoder(path).seek_table(content[: len(content) - 2 - cut]) is None
         assert core.Decoder(path).seek_table(progressive) is None

@@ -9,10 +9,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from skimage import data
 from sklearn.datasets import load_sample_images
+from torch import Tensor
 from torchvision.transforms import ColorJitter as TorchvisionJitter
 from torchvision.transforms import functional
+from torchvision.transforms.v2.functional import pad
 
+from tests.errors import raises
 from trainyard.data.augment.jitter import KINDS, ColorJitter, hue
+from trainyard.data.augment.transforms import Translate
 from trainyard.data.batch import Keys
 
 Pixels = NDArray[np.uint8]
@@ -107,15 +111,6 @@ def test_orders_and_factors_are_distributed_as_torchvisions() -> None:
     assert counts.tolist() == pytest.approx([count / 24] * 24, rel=0.2)
 
 
-def test_a_sample_is_jittered_by_seed_visit_and_id_alone() -> None:
-    images = PHOTOGRAPHS * 3
-    jitter = ColorJitter((0.4, 0.4, 0.4, 0.1), seed=2)
-    whole = apply(jitter, images, keys(12))
-    part = apply(jitter, images[1::3], Keys(np.arange(1, 12, 3), np.zeros(4, np.int64), 99))
-    np.testing.assert_array_equal(part, whole[1::3])
-    assert (apply(jitter, images, keys(12, visit=1)) != whole).any(axis=(1, 2, 3)).all()
-
-
 def test_strength_zero_changes_nothing() -> None:
     found = apply(ColorJitter((0.0, 0.0, 0.0), seed=0), PHOTOGRAPHS, keys(4))
     np.testing.assert_array_equal(found, PHOTOGRAPHS)
@@ -125,3 +120,35 @@ def test_nothing_waits_for_the_device() -> None:
     """On the meta device a result that the host asks for is an error."""
     images = torch.empty(8, 3, 16, 16, dtype=torch.uint8, device="meta")
     assert ColorJitter((0.4, 0.4, 0.4, 0.1), seed=0)(images, keys(8)).shape == images.shape
+
+
+# --- translation, against torchvision's padding and cropping of one image at a time ---
+
+
+def pixels(height: int, width: int, count: int) -> Tensor:
+    """The same noise `count` times."""
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randint(256, (1, 3, height, width), generator=generator, dtype=torch.uint8)
+    return image.repeat(count, 1, 1, 1)
+
+
+@pytest.mark.parametrize("most", [1, 2, 4])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_each_image_is_a_crop_of_the_padded_one(most: int, layout: torch.memory_format) -> None:
+    """All offsets occur, about equally often, and height and width may differ."""
+    places = (2 * most + 1) ** 2
+    images = pixels(9, 13, count=60 * places).to(memory_format=layout)
+    padded = pad(images[:1], [most], padding_mode="reflect")[0]
+    crops = padded.unfold(1, 9, 1).unfold(2, 13, 1).permute(1, 2, 0, 3, 4).flatten(0, 1)
+    moved = Translate(most, seed=5)(images, keys(len(images)))
+    assert moved.dtype == torch.uint8
+    same = (moved[:, None] == crops[None]).flatten(2).all(dim=2)
+    assert same.sum(dim=1).eq(1).all()
+    assert same.shape[1] == places
+    assert same.sum(dim=0).min() > 30
+    assert same.sum(dim=0).max() < 100
+
+
+def test_a_move_beyond_the_image_is_refused() -> None:
+    with raises("recipe.translate-too-large", value=8, size=8):
+        Translate(8, seed=0)(pixels(8, 12, count=2), keys(2))

@@ -1,9 +1,10 @@
-"""CIFAR from its binary archives: the pixels and labels that torchvision reads."""
+"""CIFAR and MNIST from their archives: the pixels and labels that torchvision reads."""
 
 import gzip
 import hashlib
 import io
 import pickle
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from torchvision.datasets import CIFAR10, CIFAR100
+from torchvision.datasets import CIFAR10, CIFAR100, MNIST
 
 from tests.command_line import Capture, run, shown
 from tests.data.tars import Patch, open_splits, stored
@@ -20,7 +21,7 @@ from tests.mini_imagenet import tar_of
 from trainyard.config import load_recipe
 from trainyard.data.decode.packed_record import pixels_of
 from trainyard.data.index.table import Index
-from trainyard.datasets.prepare import cifar
+from trainyard.datasets.prepare import cifar, mnist
 
 NAMES = ("cifar10", "cifar100")
 TORCHVISION: dict[str, Any] = {"cifar10": CIFAR10, "cifar100": CIFAR100}
@@ -173,3 +174,82 @@ def test_the_official_counts_are_checked(tmp_path: Path, monkeypatch: Patch) -> 
         "prepare.wrong-image-count",
         path=archive,
     )
+
+
+# --- MNIST and Fashion-MNIST, from IDX files ---
+
+IDX_COUNT = 40
+
+
+def idx(array: NDArray[np.uint8]) -> bytes:
+    header = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
+    return header + array.tobytes()
+
+
+def write_idx_files(
+    folder: Path, suffix: str = "", replaced: dict[str, bytes] | None = None
+) -> Path:
+    """The four files in miniature, in torchvision's layout."""
+    raw = folder / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for prefix in ("train", "t10k"):
+        contents = {
+            f"{prefix}-images-idx3-ubyte": idx(
+                random.integers(0, 256, (IDX_COUNT, 28, 28), dtype=np.uint8)
+            ),
+            f"{prefix}-labels-idx1-ubyte": idx(random.integers(0, 10, IDX_COUNT, dtype=np.uint8)),
+        }
+        for name, content in contents.items():
+            content = (replaced or {}).get(name, content)
+            file = gzip.compress(content) if suffix else content
+            (raw / f"{name}{suffix}").write_bytes(file)
+    return raw
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_mnist_has_the_pixels_and_labels_of_torchvision(
+    name: str, suffix: str, tmp_path: Path
+) -> None:
+    words = ("data", "prepare", name, write_idx_files(tmp_path, suffix), tmp_path / "out")
+    assert run(*words, "--no-checksum") == 0
+    splits = open_splits(tmp_path / "out")
+    plain = tmp_path if not suffix else tmp_path / "plain"
+    if suffix:
+        write_idx_files(plain)
+    for split, index in splits.items():
+        theirs = MNIST(plain, train=split == "train")
+        images = zip(theirs.targets.tolist(), theirs.data.numpy(), strict=True)
+        classes = mnist.RELEASES[name].classes  # those of an index are sorted by name
+        labels = [classes.index(str(name)) for name in index.classes or ()]
+        pairs = sorted((labels[label], pixels) for label, pixels in pairs_in(index, "L"))
+        assert pairs == sorted((label, image.tobytes()) for label, image in images)
+
+
+LABELS, PIXELS = "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "code"),
+    [
+        (LABELS, idx(np.full(IDX_COUNT, 10, np.uint8)), "prepare.label-too-large"),
+        (LABELS, idx(np.zeros(3, np.uint8)), "prepare.image-label-mismatch"),
+        (PIXELS, b"\0\0\10\3", "prepare.not-idx"),
+        (PIXELS, idx(np.zeros((2, 3, 3), np.uint8))[:-1], "prepare.wrong-idx-size"),
+    ],
+)
+def test_damaged_files_of_mnist(file: str, content: bytes, code: str, tmp_path: Path) -> None:
+    raw = write_idx_files(tmp_path, replaced={file: content})
+    check(refused("data", "prepare", "mnist", raw, tmp_path / "out", "--no-checksum"), code)
+    assert not list(tmp_path.glob("out/*.packed"))
+
+
+def test_another_release_of_mnist_is_refused(tmp_path: Path) -> None:
+    raw, out = write_idx_files(tmp_path), tmp_path / "out"
+    for name, source, code in (
+        ("fashion-mnist", raw, "prepare.wrong-unpacked-md5"),
+        ("mnist", raw, "prepare.wrong-image-count"),
+        ("mnist", tmp_path, "prepare.missing-file"),
+    ):
+        check(refused("data", "prepare", name, source, out), code)
