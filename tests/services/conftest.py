@@ -1,15 +1,14 @@
 """Data for real servers."""
 
-import io
 import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.data.tars import write_tar
 from tests.services.losses import SAME, Losses, losses_of
 from tests.services.slurm_cluster import SlurmCluster
 from tests.web import FaultyServer
@@ -40,12 +39,12 @@ def shards(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         listed = []
         for number, name in enumerate(names):
             part = images[number::count]
-            with tarfile.open(folder / name, "w") as tar:
-                for image in part:
-                    key = f"{image.parent.name}_{image.stem}".replace(".", "_")
-                    _add(tar, f"{key}{image.suffix}", image.read_bytes())
-                    _add(tar, f"{key}.cls", str(classes.index(image.parent.name)).encode())
-            path = folder / name
+            members = []
+            for image in part:
+                key = f"{image.parent.name}_{image.stem}".replace(".", "_")
+                label = str(classes.index(image.parent.name)).encode()
+                members += [(f"{key}{image.suffix}", image.read_bytes()), (f"{key}.cls", label)]
+            path = write_tar(folder / name, members)
             listed.append(Shard(name, len(part), path.stat().st_size, sha256(path)))
         files = f"digits-{split}-{{000000..{count - 1:06d}}}.tar"
         splits[split] = Split(files, tuple(listed))
@@ -80,9 +79,3 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"))
     with cluster.running():
         yield cluster
-
-
-def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    member = tarfile.TarInfo(name)
-    member.size = len(content)
-    tar.addfile(member, io.BytesIO(content))

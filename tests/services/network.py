@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,23 @@ def _run(*command: str) -> str:
     if done.returncode:
         raise NetworkError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout
+
+
+_LISTEN = "0A"
+
+
+def listening(host: Host) -> set[tuple[IPv4Address | IPv6Address, int]]:
+    """Where the processes of a host listen, from /proc/net/tcp and tcp6 (proc(5))."""
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in host.run("cat", table).splitlines()[1:]:
+            _, local, _, state, *_ = line.split()
+            if state == _LISTEN:
+                digits, _, port = local.partition(":")
+                words = [int(digits[at : at + 8], 16) for at in range(0, len(digits), 8)]
+                packed = b"".join(word.to_bytes(4, "little") for word in words)
+                found.add((ip_address(packed), int(port, 16)))
+    return found
 
 
 def main() -> None:

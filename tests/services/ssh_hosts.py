@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import FORBIDDEN
-from tests.services.listening import listening
-from tests.services.network import Host, Network, NetworkError, network
+from tests.services.network import Host, Network, NetworkError, listening, network
 from tests.web import free_port
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:" + os.environ.get("PATH", ""))

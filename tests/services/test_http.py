@@ -5,7 +5,6 @@ import dataclasses
 import os
 import random
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import pytest
 from tests.data.streams import png, write_shards
 from tests.data.tars import write_tar
 from tests.errors import check, raises, refused
+from tests.tiers import tiered
 from tests.web import FaultyServer, free_port
 from trainyard.data.decode.crops import RandomResizedCrop
 from trainyard.data.index.build import build_index, open_index
@@ -27,7 +27,7 @@ from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.data.storage.open import open_source
-from trainyard.data.storage.remote import client, request
+from trainyard.data.storage.remote import client
 from trainyard.data.storage.remote.client import IN_FLIGHT
 from trainyard.data.storage.remote.prefetch import RemoteFiles
 from trainyard.data.storage.source import Source
@@ -56,7 +56,9 @@ def test_a_file_has_its_size_and_its_bytes(faulty: FaultyServer, file: Source) -
         file.read(len(CONTENT) - 1, 2)
 
 
-@pytest.mark.parametrize("fault", ["503", "500", "502", "504", "429", "408", "cut"])
+@pytest.mark.parametrize(
+    "fault", tiered(["503", "500", "502", "504", "429", "408"], night=["500", "502", "504", "408"])
+)
 def test_what_may_pass_is_tried_again(
     faulty: FaultyServer, file: Source, fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,6 +89,7 @@ def test_a_server_that_fails_for_good_is_named(
     assert len(faulty.requests) < 20  # it backs off
 
 
+@pytest.mark.night
 def test_many_threads_that_wait_say_so_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,15 +104,6 @@ def test_many_threads_that_wait_say_so_once(
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(lambda _: read(), range(8))) == 8
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_a_server_that_is_silent_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAINYARD_RETRY_S", "0")
-    monkeypatch.setattr(request, "GRACE_S", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/x.tar"
-        with raises("storage.gave-up", url=url, reason="no answer in time"):
-            open_source(url)
 
 
 def test_a_file_that_changes_ends_the_run(faulty: FaultyServer, file: Source) -> None:
@@ -163,6 +157,7 @@ def test_small_reads_close_together_share_a_request(faulty: FaultyServer, file: 
     assert sum(asked.size for asked in faulty.requests) <= 6 * 8192
 
 
+@pytest.mark.night
 def test_threads_read_one_file_at_once(file: Source) -> None:
     wrong: list[int] = []
 
@@ -202,6 +197,7 @@ def test_another_part_than_the_one_requested_is_refused(faulty: FaultyServer, fi
             file.read(5000, 10_000)
 
 
+@pytest.mark.night
 def test_a_burst_of_requests_begins_with_few(faulty: FaultyServer, file: Source) -> None:
     """A server's queue of new connections may be short."""
     client.run(client._end_all())
@@ -266,7 +262,7 @@ def batches(index: Index, **changes: Any) -> list[tuple[Any, ...]]:
         return [(b.ids.tolist(), b.labels.tolist(), b.images_BHWC.tobytes(), b.bad) for b in loader]
 
 
-@pytest.mark.parametrize("faults", ["none", "passing", "slow"])
+@pytest.mark.parametrize("faults", tiered(["none", "passing", "slow"], night=["none", "slow"]))
 def test_a_loader_gives_the_batches_of_local_files(
     faulty: FaultyServer, digits_there: Index, shards: Path, faults: str
 ) -> None:

@@ -10,14 +10,7 @@ import pytest
 
 from tests.command_line import newest
 from tests.services.losses import SAME, Losses, has_gone_on, losses_of, reports
-from tests.test_cli_signals import (
-    LONG,
-    Started,
-    check_stopped_run,
-    has_begun,
-    started,
-    wait_for,
-)
+from tests.test_cli_signals import LONG, Started, check_stopped_run, has_begun, started, wait_for
 
 pytestmark = [
     pytest.mark.slow,

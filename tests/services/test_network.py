@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import SHORT
-from tests.services.listening import listening
-from tests.services.network import Host, Link, Network, NetworkError, network
+from tests.services.network import Host, Link, Network, NetworkError, listening, network
 
 pytestmark = pytest.mark.slow
 
@@ -81,6 +80,7 @@ def sends_within(limit_s: float, sender: Host, receiver: Host, size: int) -> boo
     return any(seconds(sender, receiver, size)[1] < limit_s for _ in range(TIMES))
 
 
+@pytest.mark.night
 def test_a_host_sends_at_its_rate(emulated: Network) -> None:
     size, mbit = 2_000_000, 20.0
     least = size * 8 / (mbit * 1e6)
@@ -95,6 +95,7 @@ def test_a_host_sends_at_its_rate(emulated: Network) -> None:
     assert sends_within(least, third, second, size)
 
 
+@pytest.mark.night
 def test_packets_come_in_late(emulated: Network) -> None:
     first, second, _ = emulated.hosts
     emulated.set(Link())
@@ -126,18 +127,8 @@ def test_a_stranger_reaches_no_server_of_a_local_launch(
 ) -> None:
     """The launcher's store ran what was written to it, and listened on all interfaces."""
     here, other = emulated.hosts[:2]
-    words = [
-        "launch",
-        "local",
-        "debug",
-        "--ranks",
-        "2",
-        "--data",
-        str(digits),
-        "--data.threads",
-        "1",
-    ]
-    words += ["--run", str(tmp_path / "run"), "--run.length", "100000 steps"]
+    words = ["launch", "local", "debug", "--ranks", "2", "--data", str(digits)]
+    words += ["--data.threads", "1", "--run", str(tmp_path / "run"), "--run.length", "100000 steps"]
     own_proc = 'mount -t proc proc /proc && exec "$@"'  # a host has processes of its own
     command = ["unshare", "--mount", "sh", "-c", own_proc, "sh"]
     command += [sys.executable, "-m", "trainyard", *words]
@@ -169,6 +160,7 @@ with network(2) as made:
 """
 
 
+@pytest.mark.night
 def test_nothing_stays_of_a_network_whose_process_was_killed(emulated: Network) -> None:
     done = subprocess.run(
         [sys.executable, "-c", HOLDER], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False

@@ -26,6 +26,7 @@ from tests.command_line import Capture, run, shown
 from tests.errors import check, raises, refused
 from tests.services.servers import WebServer, let_others_read, needs_nginx, web_server
 from tests.test_cli_signals import LONG, Started, has_begun, started, wait_for
+from tests.tiers import tiered
 from tests.web import free_port
 from trainyard.data.decode.crops import RandomResizedCrop
 from trainyard.data.index.build import build_index, open_index
@@ -119,6 +120,7 @@ def test_training_outlives_a_killed_server(shards: Path, tmp_path: Path) -> None
     assert not (tmp_path / "storm" / "quarantine.jsonl").exists()
 
 
+@pytest.mark.night
 def test_a_second_ctrl_c_does_not_wait_for_a_server(shards: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with web_server(shards) as server:
@@ -135,6 +137,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_server(shards: Path, tmp_path: Path
             wait_for(lambda: not command.members(), "the end of the loader")
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("is_open", [False, True])
 def test_a_shard_that_changes_is_named(own_shards: Path, is_open: bool) -> None:
     """Whether it was open already, or is opened for the first time after it has changed."""
@@ -201,6 +204,7 @@ def idle(server: WebServer, number: int, sent: bytes) -> Iterator[list[socket.so
         yield clients
 
 
+@pytest.mark.night
 def test_clients_that_send_nothing_are_let_go(shards: Path) -> None:
     with (
         web_server(shards, head_s=1) as server,
@@ -210,6 +214,7 @@ def test_clients_that_send_nothing_are_let_go(shards: Path) -> None:
         assert silent.recv(1) == slow.recv(1) == b""
 
 
+@pytest.mark.night
 def test_idle_clients_lock_nobody_out(shards: Path) -> None:
     """1,024 for each core did, without a login; as many as 8 ranks may have."""
     number = 1100 * (os.cpu_count() or 1)
@@ -228,6 +233,7 @@ def test_idle_clients_lock_nobody_out(shards: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, most)
 
 
+@pytest.mark.night
 def test_a_folder_may_have_any_name(shards: Path, tmp_path: Path) -> None:
     name = """a "b" 'c' $document_root ${host}; }\n # {x} \\ ü"""
     folder = shutil.copytree(shards, tmp_path / name)
@@ -317,7 +323,7 @@ def said_by(command: Started) -> list[str]:
     return [command.process.stdout.readline().rstrip() for _ in range(2)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", tiered([signal.SIGINT, signal.SIGTERM], night=[signal.SIGTERM]))
 def test_the_command_serves_until_it_is_ended(
     own_shards: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -336,6 +342,7 @@ def test_the_command_serves_until_it_is_ended(
     assert os.listdir(tmp_path / "tmp") == []
 
 
+@pytest.mark.night
 def test_nginx_ends_even_if_the_command_is_killed(own_shards: Path, tmp_path: Path) -> None:
     with serving_command(tmp_path, own_shards, "--port", free_port()) as command:
         said_by(command)
@@ -344,6 +351,7 @@ def test_nginx_ends_even_if_the_command_is_killed(own_shards: Path, tmp_path: Pa
         wait_for(lambda: not command.members(), "nginx to end", timeout_s=10)
 
 
+@pytest.mark.night
 def test_shards_without_a_manifest_are_named_by_the_user(own_shards: Path, tmp_path: Path) -> None:
     (own_shards / "dataset.json").unlink()
     port = free_port()
@@ -367,6 +375,7 @@ def test_no_process_of_nginx_is_root(shards: Path, tmp_path: Path) -> None:
     check(refused("data", "serve", secret), "serve.folder-closed", path=secret, user="nobody")
 
 
+@pytest.mark.night
 def test_a_login_is_told_beside_the_url(own_shards: Path, tmp_path: Path) -> None:
     """It stood in the URL, which every command refuses."""
     port = free_port()

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -17,7 +17,7 @@ import pytest
 from tests.command_line import SHORT, run
 from tests.data.streams import write_shards
 from tests.errors import raises
-from tests.web import free_port
+from tests.web import LocalServer, free_port
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.open import open_source
@@ -68,6 +68,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     server.stop()
 
 
+@pytest.mark.night
 def test_two_slashes_running_are_part_of_a_key(bucket: Bucket, tmp_path: Path) -> None:
     path = write_shards(tmp_path / "shards", [2])
     content = Path(path.replace("{000..000}", "000")).read_bytes()
@@ -107,6 +108,7 @@ def test_an_object_that_changes_ends_the_run(bucket: Bucket) -> None:
         open_source("s3://data/file.bin")
 
 
+@pytest.mark.night
 def test_threads_share_one_connection_to_the_store(bucket: Bucket) -> None:
     bucket.put("file.bin", CONTENT)
     file = open_source("s3://data/file.bin")
@@ -120,6 +122,7 @@ def test_threads_share_one_connection_to_the_store(bucket: Bucket) -> None:
         assert all(pool.map(right, range(64)))
 
 
+@pytest.mark.night
 def test_a_store_that_stays_away_is_named(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINYARD_RETRY_S", "1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
@@ -179,59 +182,49 @@ def test_a_library_that_is_missing_is_asked_for(monkeypatch: pytest.MonkeyPatch)
 # --- Google Cloud Storage: there is no server of it in Python, so the few answers that matter ---
 
 
-class Objects(dict[str, tuple[str, bytes]]):
-    """What the stand-in holds: generation and content by name."""
+class Google(LocalServer):
+    """Answers for the objects that it holds: generation and content by name."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(), protocol="HTTP/1.1")
+        self.objects: dict[str, tuple[str, bytes]] = {}
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        parts = urlsplit(request.path)
+        name = unquote(parts.path.rpartition("/")[2])
+        generation, content = self.objects.get(name, ("", b""))
+        wanted = dict(item.split("=") for item in parts.query.split("&") if "=" in item)
+        status = 206
+        if not generation or wanted.get("generation", generation) != generation:
+            status, content = 404, b'{"error": {"code": 404, "message": "Not Found"}}'
+        elif wanted.get("alt") != "media":
+            about = {"name": "x", "bucket": "data", "size": str(len(content))}
+            about |= {"etag": generation, "generation": generation}
+            status, content = 200, json.dumps(about).encode()
+        else:
+            first, last = request.headers["Range"].removeprefix("bytes=").split("-")
+            content = content[int(first) : int(last) + 1]
+        self.send(request, status, content, {"Content-Type": "application/json"})
 
 
 @pytest.fixture
-def objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[Objects]:
+def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
     pytest.importorskip("gcsfs", reason="needs gcsfs: make .venv/.dev")
-    held = Objects()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            parts = urlsplit(self.path)
-            generation, content = held.get(unquote(parts.path.rpartition("/")[2]), ("", b""))
-            wanted = dict(item.split("=") for item in parts.query.split("&") if "=" in item)
-            if not generation or wanted.get("generation", generation) != generation:
-                return self._answer(404, b'{"error": {"code": 404, "message": "Not Found"}}')
-            if wanted.get("alt") != "media":
-                about = {"name": "x", "bucket": "data", "size": str(len(content))}
-                about |= {"etag": generation, "generation": generation}
-                return self._answer(200, json.dumps(about).encode())
-            first, last = self.headers["Range"].removeprefix("bytes=").split("-")
-            return self._answer(206, content[int(first) : int(last) + 1])
-
-        def _answer(self, status: int, content: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_address[1]}")
-    monkeypatch.setenv("GCSFS_DEFAULT_PROJECT", "test")
-    object_store._file_system.cache_clear()
-    yield held
-    object_store._file_system.cache_clear()
-    server.shutdown()
-    server.server_close()
+    with Google() as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        monkeypatch.setenv("GCSFS_DEFAULT_PROJECT", "test")
+        object_store._file_system.cache_clear()
+        yield server
+        object_store._file_system.cache_clear()
 
 
-def test_google_keeps_to_the_generation_that_was_opened(objects: Objects) -> None:
-    objects["file.bin"] = ("1", CONTENT)
+def test_google_keeps_to_the_generation_that_was_opened(google: Google) -> None:
+    google.objects["file.bin"] = ("1", CONTENT)
     file = open_source("gs://data/file.bin")
     assert file.size == len(CONTENT)
     assert file.read(1000, 200_000) == CONTENT[1000:201_000]
     stamp = file.stamp
-    objects["file.bin"] = ("2", CONTENT[::-1])
+    google.objects["file.bin"] = ("2", CONTENT[::-1])
     with raises("storage.gone", url="gs://data/file.bin"):
         file.read(1000, 1000)
     assert open_source("gs://data/file.bin").stamp != stamp

@@ -112,6 +112,7 @@ def test_a_mistake_is_not_tried_again(cluster: RayNodes, second: str, tmp_path: 
     assert re.search(rf"\(RayTrainWorker pid=.*trainyard: .*{tmp_path}", out + err)
 
 
+@pytest.mark.night
 def test_what_ray_does_not_have(cluster: RayNodes, tmp_path: Path) -> None:
     with started(tmp_path, "launch", "ray", "debug", "--gpus", 8) as command:
         out, err = command.process.communicate(timeout=PATIENCE_S)

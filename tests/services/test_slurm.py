@@ -176,6 +176,7 @@ def joined_array(cluster: SlurmCluster, *words: object) -> str:
     return Path(f"slurm-{job}.out").read_text()
 
 
+@pytest.mark.night
 def test_a_pack_as_an_array(at_slurm: SlurmCluster, digits: Path, tmp_path: Path) -> None:
     words = ("--format", "webdataset", "--shard-samples", 100)
     joined_array(at_slurm, "data", "pack", digits, "parts", *words)

@@ -262,12 +262,7 @@ def test_nothing_is_left_of_a_launcher_that_is_told_to_end(
     ],
 )
 def test_mistakes(
-    words: tuple[object, ...],
-    code: int,
-    said: str,
-    hosts: SshHosts,
-    digits: Path,
-    tmp_path: Path,
+    words: tuple[object, ...], code: int, said: str, hosts: SshHosts, digits: Path, tmp_path: Path
 ) -> None:
     hosts.alias("locked", of="a", key="wrong_key")
     options = ["debug", "--data", digits, "--run", "run", *words]
