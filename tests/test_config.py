@@ -445,6 +445,7 @@ def test_keys_without_effect_of_an_older_run_are_dropped(recipe: RecipeWriter) -
 
 # Where a key takes neither its other choices, nor a small number, nor a short time.
 OTHER_VALUES = {
+    "average.name": "gossip",
     "batch.virtual_ranks": "8",
     "model.name": "resnet18",
     "loss.teacher_model": "resnet18",

@@ -116,7 +116,7 @@ def test_an_error_that_all_ranks_know_is_printed_once(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the first rank alone, not by the first one of each node."""
-    monkeypatch.setattr(command_line, "discover", lambda: World(rank=8, size=16, node=1))
+    monkeypatch.setattr(command_line, "discover_or_alone", lambda: World(rank=8, size=16, node=1))
     error = DataError("pack.no-samples", split="train")
     for error.is_shared in (False, True):
         assert command_line.print_error(error) == 2

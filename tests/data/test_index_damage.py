@@ -189,7 +189,9 @@ def test_an_index_that_leads_out_of_its_data_is_made_anew(
 
 def test_an_index_without_the_stamps_of_its_files_is_stale(folder: Path, shards: Path) -> None:
     """Without a stamp, or one of its images, it was up to date, whatever became of the data."""
-    for place, stamps in ((folder, {}), (shards, {}), (folder, {"./*": []})):
+    places: list[tuple[Path, dict[str, list[int]]]]
+    places = [(folder, {}), (shards, {}), (folder, {"./*": []})]
+    for place, stamps in places:
         index = open_index(str(place))
         label = index.label.tolist()
 

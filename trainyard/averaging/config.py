@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from trainyard.errors import RecipeError
-from trainyard.hints import did_you_mean
 from trainyard.own_code import is_own
 from trainyard.section import Section, refused
 
@@ -36,8 +36,9 @@ _KEYS_OF: dict[str, tuple[str, ...]] = {  # the averagers that take a key
 def _checked_name(name: str) -> str:
     if name in AVERAGERS or is_own(name):
         return name
-    near = did_you_mean(name, AVERAGERS) or f": use one of {', '.join(AVERAGERS)}"
-    raise ValueError(f"not an averager{near}, or a class of your own as 'module:Class'")
+    names = ", ".join(map(repr, AVERAGERS))
+    expected = f'{names} or a class of your own as "module:Class"'
+    raise PydanticCustomError("literal_error", "{expected}", {"expected": expected})
 
 
 class AverageConfig(Section):
