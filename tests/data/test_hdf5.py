@@ -1,6 +1,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ import h5py
 import numpy as np
 import pytest
 
-from tests.data.hdf5_files import BYTES, as_array, split_array, write_one_by_one, write_plain
 from tests.data.tars import Patch, stored
 from tests.errors import raises
 from tests.images import jpeg
@@ -21,6 +21,52 @@ from trainyard.data.storage.location import find_place
 
 # From ImageNet's devkit: the class that each of these ILSVRC2012_IDs stands for.
 ILSVRC2012_IDS = {1: "n02119789", 2: "n02100735", 3: "n02110185", 1000: "n03255030"}
+
+BYTES = h5py.vlen_dtype(np.uint8)
+
+
+def as_array(image: bytes) -> Any:
+    return np.frombuffer(image, np.uint8)
+
+
+def write_one_by_one(file: h5py.File, images: list[bytes], **options: Any) -> None:
+    dataset = file.create_dataset("encoded_images", (len(images),), BYTES, **options)
+    for row, image in enumerate(images):
+        dataset[row] = as_array(image)
+
+
+def write_plain(path: Path, images: list[bytes], **options: Any) -> Path:
+    with h5py.File(path, "w") as file:
+        write_one_by_one(file, images, **options)
+        file["targets"] = np.arange(len(images)) % 2
+    return path
+
+
+def split_array(splits: dict[str, dict[str, tuple[Any, ...]]], *, nested: bool) -> Any:
+    """The table as fuel's H5PYDataset makes it; numpy has read its dtype in two ways."""
+    one = (1,) if nested else ()
+    kind = np.dtype(
+        [
+            ("split", "S5"),
+            ("source", "S14"),
+            ("start", np.int64, one),
+            ("stop", np.int64, one),
+            ("indices", h5py.special_dtype(ref=h5py.Reference)),
+            ("available", bool, one),
+            ("comment", "S1"),
+        ]
+    )
+    sources = sorted({source for split in splits.values() for source in split})
+    table = np.empty(len(splits) * len(sources), kind)
+    for line, (split, source) in zip(table, product(splits, sources), strict=True):
+        found = splits[split].get(source)
+        start, stop, *indices = found or (0, 0)
+        reference = indices[0] if indices else h5py.Reference()
+        values = (split.encode(), source.encode(), start, stop, reference, found is not None, b".")
+        for name, value in zip(kind.names or (), values, strict=True):
+            line[name] = value
+    return table
+
 
 # Around what a heap collection holds (4096 bytes), a buffer of HDF5's (64 KiB), and padding to 8.
 SIZES = (0, 1, 7, 8, 9, 100, 4048, 4064, 4080, 4096, 5000, 65_535, 65_536, 70_000, 300_001)
@@ -152,8 +198,7 @@ def ilsvrc2012() -> list[str]:
     return (Path(hdf5_layout.__file__).parent / "ilsvrc2012.txt").read_text().split()
 
 
-@pytest.mark.parametrize("nested", [True, False])
-@pytest.mark.parametrize("names", [True, False])
+@pytest.mark.parametrize(("nested", "names"), [(True, False), (False, True)])
 def test_fuels_labels_become_positions_among_the_sorted_wnids(
     tmp_path: Path, names: bool, nested: bool
 ) -> None:

@@ -17,7 +17,7 @@ from tests.command_line import Capture, run
 from tests.data.tars import write_files, write_shard
 from tests.errors import check, refused
 from trainyard.data.decode.seek_tables import open_seek, seek_path
-from trainyard.data.index.build import build_index, open_index
+from trainyard.data.index.build import build_index, open_index, saved_index
 from trainyard.data.index.outside import linked_outside
 from trainyard.data.index.table import load_index
 
@@ -152,8 +152,9 @@ def test_a_malformed_index_is_made_anew(what: str, folder: Path, capsys: Capture
     content = index.path.read_bytes()
     forge(index.path, MALFORMED[what])
     assert load_index(index.path) is None
+    assert saved_index(str(folder)) is None
     assert open_index(str(folder)).path.read_bytes() == content
-    assert capsys.readouterr().err.count(": passed over\n") == 2
+    assert capsys.readouterr().err.count(": passed over\n") == 3
 
 
 # --- files outside of the data ---
@@ -189,8 +190,7 @@ def test_an_index_that_leads_out_of_its_data_is_made_anew(
 
 def test_an_index_without_the_stamps_of_its_files_is_stale(folder: Path, shards: Path) -> None:
     """Without a stamp, or one of its images, it was up to date, whatever became of the data."""
-    places: list[tuple[Path, dict[str, list[int]]]]
-    places = [(folder, {}), (shards, {}), (folder, {"./*": []})]
+    places: list[tuple[Path, Any]] = [(folder, {}), (shards, {}), (folder, {"./*": []})]
     for place, stamps in places:
         index = open_index(str(place))
         label = index.label.tolist()

@@ -193,20 +193,3 @@ def test_targets_wait_for_no_device() -> None:
         assert (targets.device.type, targets.shape) == ("cuda", (5, 4))
         with pytest.raises(DataDependentOutputException):
             float(targets[0, 0])
-
-
-@pytest.mark.parametrize(
-    ("ends", "values", "numbers", "is_sound"),
-    [
-        ([1, 1, 3], [2, 0, 1], [0, 2, 1], True),
-        ([1, 1, 3], [2, 0, 3], [0], False),  # no such class
-        ([1, 1, 3], [2, 0, 1], [3], False),  # no such list
-        ([1, 3, 2], [2, 0], [0], False),
-        ([1, 4], [2, 0, 1], [0], False),  # ends past the labels
-    ],
-)
-def test_an_index_from_a_server_is_checked(
-    ends: list[int], values: list[int], numbers: list[int], is_sound: bool
-) -> None:
-    lists = LabelLists(np.array(ends), np.array(values, np.int32))
-    assert lists.is_sound(np.array(numbers, np.int32), 3) is is_sound

@@ -1,16 +1,23 @@
 """Lists of image files."""
 
+import csv
+import io
+import os
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
 from tests.data.tars import write_files
 from tests.errors import raises
+from trainyard.data import formats
 from trainyard.data.formats.left_out import COLUMNS
 from trainyard.data.index.build import open_index
 from trainyard.data.index.merge import merged_splits
 from trainyard.data.index.splits import find_splits, split_remarks
 from trainyard.data.index.table import Index
+from trainyard.data.storage.location import find_place
 
 IMAGES = {"a/1.jpg": b"one", "a/b, c.jpg": b"two", "2.jpg": b"three", "é.png": b"four"}
 ROWS = [("a/1.jpg", "dog", "train"), ("a/b, c.jpg", "ape", "training"), ("2.jpg", "dog", "valid")]
@@ -258,3 +265,71 @@ def test_text_that_is_not_utf8(folder: Path) -> None:
     (folder / "photos.csv").write_bytes("path,label\n2.jpg,é\n".encode("latin-1"))
     with raises("list.not-utf8", path=f"{folder}/photos.csv", line=2):
         open_index(str(folder / "photos.csv"))
+
+
+# --- random lists ---
+
+TABLES = int(os.environ.get("TRAINYARD_TREES", "30"))
+MANY = [f"{folder}{n}.jpg" for folder in ("", "a/", "a/b, c/", "é/") for n in range(5)]
+WORDS = {
+    "train": ["train", "Training", " TRAIN "],
+    "val": ["val", "valid", "validation"],
+    "test": ["test", "TEST"],
+}
+LABELS = ["cat", "dog", "0", "1.0", "Käse", "a b", 'say "x"']
+Rows = list[dict[str, Any]]  # with path, label or labels, maybe split
+
+
+def spaced(random: Random, text: str) -> str:
+    return random.choice(["", "", " ", "\u00a0"]) + text + random.choice(["", "", "  "])
+
+
+def some_rows(random: Random) -> Rows:
+    paths = random.sample(MANY[:-1], random.randint(1, len(MANY) - 1))
+    has_split, has_lists = random.random() < 0.5, random.random() < 0.3
+    rows: Rows = [{"path": spaced(random, random.choice(["", "./"]) + path)} for path in paths]
+    for row in rows:
+        count = random.randint(0, 3)
+        labels = [spaced(random, label) for label in random.sample(LABELS, count)]
+        row |= {"labels": labels} if has_lists else {"label": spaced(random, random.choice(LABELS))}
+        if has_split:
+            row["split"] = random.choice(random.choice([*WORDS.values()]))
+    for row in random.sample(rows, random.randint(0, len(rows)) // 4):
+        rows.insert(random.randint(0, len(rows)), dict(row))
+    return rows
+
+
+def random_list(random: Random, folder: Path) -> tuple[str, int]:
+    """Its location, and how many rows it has."""
+    rows = some_rows(random)
+    write_files(folder, MANY)
+    names = {
+        "path": random.choice(["path", "File", " image path "]),
+        "label": random.choice(["label", "Class", "category"]),
+        "labels": "labels",
+        "split": random.choice(["split", "Subset"]),
+    }
+    order = random.sample([*rows[0], "id", "width"], len(rows[0]) + 2)
+    text, delimiter = io.StringIO(), random.choice(",;\t")
+    lines = csv.writer(text, delimiter=delimiter, lineterminator=random.choice(["\n", "\r\n"]))
+    lines.writerow([names.get(name, name) for name in order])
+    for row in rows:
+        if random.random() < 0.1:
+            lines.writerow(random.choice([[], [""] * len(order)]))
+        cells = {"id": "7", "width": "x,y;z"} | row
+        if "labels" in row:
+            cells["labels"] = "|".join(row["labels"])
+        lines.writerow([cells[name] for name in order])
+    path = folder / f"list.{random.choice(['csv', 'tsv'])}"
+    path.write_bytes((random.choice(["", "\ufeff"]) + text.getvalue()).encode())
+    return str(path), len(rows)
+
+
+def test_every_row_is_read_or_left_out(tmp_path: Path) -> None:
+    """A row whose split, label or image was not understood was dropped in silence."""
+    for seed in range(TABLES):
+        (tmp_path / str(seed)).mkdir()
+        location, count = random_list(Random(seed), tmp_path / str(seed))
+        scan = formats.scan(find_place(location))
+        read = sum(len(rows.sizes) for rows in scan.rows)
+        assert read + scan.left_out.total == count, f"{seed}: {scan.left_out}"

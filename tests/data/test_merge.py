@@ -276,6 +276,13 @@ def test_launch_hands_on_each_location(halves: list[Path], capsys: Capture) -> N
     assert shlex.join(of(halves)) in line
 
 
+def test_weights_of_another_number(halves: list[Path], tmp_path: Path) -> None:
+    """One error, and no run directory."""
+    train = ("train", "debug", *of(halves), "--run", tmp_path / "run", *SHORT, "--quiet")
+    check(refused(*train, "--data.weights", "1,2,3"), "recipe.wrong-weight-count", num_weights=3)
+    assert not (tmp_path / "run").exists()
+
+
 def test_keys_take_a_list(halves: list[Path], digits: Path, tmp_path: Path) -> None:
     train = json.dumps([f"{half}/train" for half in halves])
     keys = ("--data.train", train, "--data.val", f"{halves[0]}/val", "--data.order", "resample")

@@ -338,7 +338,7 @@ def test_a_pack_of_one_machine_goes_on_in_parts_of_which_some_never_come(
 ) -> None:
     """Whatever the number of parts. What is there stays as it is."""
     out = tmp_path / "out"
-    pack_until("add", monkeypatch, words(digits, out, *FEW), after=2)
+    pack_until("publish", monkeypatch, words(digits, out, *FEW), after=2)
     for part in ("2/3", "1/4"):
         assert pack_part(digits, out, "--part", part) == 0
     shards = times(out)

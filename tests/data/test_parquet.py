@@ -42,13 +42,14 @@ from trainyard.data.storage.snappy import SnappyStream, unpacked
 )
 def test_every_image_is_found(tmp_path: Path, codec: str, settings: dict[str, Any]) -> None:
     """Images with a common head, which Snappy copies, and images over several of its blocks."""
-    path = write(tmp_path / "a.parquet", IMAGES + IMAGES[3:5], compression=codec, **settings)
-    expected = [(image, n % 3) for n, image in enumerate(IMAGES + IMAGES[3:5])]
+    images = [*IMAGES, *IMAGES[3:5], b""]
+    path = write(tmp_path / "a.parquet", images, compression=codec, **settings)
+    expected = [(image, n % 3) for n, image in enumerate(images)]
     index = open_index(str(path))
     reader = Reader(index)
     rows = [(reader.read(n), label) for n, label in enumerate(index.label.tolist())]
     assert rows == expected
-    ids = np.array([5, 0, 17, 6, 36, 8])
+    ids = np.array([5, 0, 17, 6, 38, 36])
     ((_, images, bad),) = reader.expect(ids)(slice(0, 6))
     assert contents_of(images) == ([expected[sample][0] for sample in ids.tolist()], {})
     assert not bad
@@ -224,9 +225,13 @@ def test_a_split_by_another_name_is_named(tmp_path: Path, column: str, cells: li
 
 def test_files_that_differ_in_their_labels(tmp_path: Path) -> None:
     write_columns(tmp_path / "a.parquet", {"label": TEXTS, "split": ["train"] * ROWS})
-    for columns in ({"label": COUNT}, {"class": TEXTS}):
+    for columns, code in (
+        ({"label": COUNT}, "data.files-differ-in-labels"),
+        ({"class": TEXTS}, "data.files-differ-in-labels"),
+        ({"label": [0.0] * ROWS}, "parquet.unknown-label-type"),
+    ):
         write_columns(tmp_path / "b.parquet", columns)
-        with raises("data.files-differ-in-labels", path=f"{tmp_path}/b.parquet"):
+        with raises(code, path=f"{tmp_path}/b.parquet"):
             build_index(f"{tmp_path}/*.parquet")
     write_columns(tmp_path / "b.parquet", {"label": TEXTS, "split": ["val"] * ROWS})
     with raises("parquet.several-splits", path=f"{tmp_path}/b.parquet", names="train, val"):

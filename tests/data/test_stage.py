@@ -507,7 +507,8 @@ def test_copies_that_someone_harms_are_read_from_the_source(tmp_path: Path, harm
     assert not bad
     assert [reader.read(sample) for sample in range(40)] == expected
     assert staged.has(0) is (harm == "none")  # else it is no longer used
-    check_copies(index, stage(index, tmp_path / "node"))
+    if harm != "cut short":
+        check_copies(index, stage(index, tmp_path / "node"))
 
 
 def test_two_splits_of_a_file_share_its_copy(tmp_path: Path, digits: Path) -> None:

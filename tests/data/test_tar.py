@@ -279,6 +279,7 @@ def test_what_is_no_file_is_left_out_but_not_in_the_place_of_an_image(
         read_rows(refused)
 
 
+@pytest.mark.night
 def test_a_great_many_headers_for_one_member_cost_no_more_than_they_weigh(tmp_path: Path) -> None:
     info = tarfile.TarInfo("pax")
     info.type, records = tarfile.XHDTYPE, b"6 a=b\n" * 170_000 + b"14 path=1.jpg\n"
