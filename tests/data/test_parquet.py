@@ -42,9 +42,9 @@ from trainyard.data.storage.snappy import SnappyStream, unpacked
 )
 def test_every_image_is_found(tmp_path: Path, codec: str, settings: dict[str, Any]) -> None:
     """Images with a common head, which Snappy copies, and images over several of its blocks."""
-    images = [*IMAGES, *IMAGES[3:5], b""]
-    path = write(tmp_path / "a.parquet", images, compression=codec, **settings)
-    expected = [(image, n % 3) for n, image in enumerate(images)]
+    everything = [*IMAGES, *IMAGES[3:5], b""]
+    path = write(tmp_path / "a.parquet", everything, compression=codec, **settings)
+    expected = [(image, n % 3) for n, image in enumerate(everything)]
     index = open_index(str(path))
     reader = Reader(index)
     rows = [(reader.read(n), label) for n, label in enumerate(index.label.tolist())]
