@@ -22,7 +22,7 @@ from trainyard.files import RunDirectory
 from trainyard.model.weights import pixels_in
 from trainyard.run import pretrained
 from trainyard.run.pretrained import (
-    Beginning,
+    InitialWeights,
     put_initial_weights,
     resumed_weights,
     with_pixels,
@@ -107,7 +107,7 @@ def test_a_run_goes_on_with_those_it_began_with(
 
 
 def test_what_the_recipe_sets_holds(tmp_path: Path) -> None:
-    brought = Beginning("timm's", pixels=dict(OF_TIMM))
+    brought = InitialWeights("timm's", pixels=dict(OF_TIMM))
     config = with_pixels(recipe(tmp_path, data__std="1, 2, 3", data__crop_pct="0.875"), brought)
     found = config.data.model_dump()
     # 0.875 is the default, written out.
@@ -118,8 +118,8 @@ def test_whole_images_see_all_of_them(tmp_path: Path) -> None:
     """A share of the short side is none of the whole image; timm's own shares hold."""
     assert recipe(tmp_path).data.crop_pct == 0.875
     assert recipe(tmp_path, data__fit="'pad'").data.crop_pct == 1
-    center = Beginning("timm's", pixels=pixels_in({"crop_mode": "center", "crop_pct": 0.9}))
-    border = Beginning("timm's", pixels=pixels_in({"crop_mode": "border", "crop_pct": 0.9}))
+    center = InitialWeights("timm's", pixels=pixels_in({"crop_mode": "center", "crop_pct": 0.9}))
+    border = InitialWeights("timm's", pixels=pixels_in({"crop_mode": "border", "crop_pct": 0.9}))
     for brought, fit, share in ((center, "crop", 0.9), (border, "pad", 0.9)):
         data = with_pixels(recipe(tmp_path), brought).data
         assert (data.fit, data.crop_pct) == (fit, share)
@@ -151,7 +151,7 @@ def test_a_share_goes_where_weights_bring_another_fit(mode: str, tmp_path: Path)
     """The recipe photos with weights of whole images was evaluated without their border."""
     own = recipe(tmp_path, data__crop_pct="0.95")
     for noted, share in (({}, 1), ({"crop_pct": 0.9}, 0.9)):
-        brought = Beginning("timm's", pixels=pixels_in({"crop_mode": mode, **noted}))
+        brought = InitialWeights("timm's", pixels=pixels_in({"crop_mode": mode, **noted}))
         assert with_pixels(own, brought).data.crop_pct == share
         fit = "pad" if mode == "border" else mode
         asked = override(own, {"data.fit": fit, "data.crop_pct": 0.95})
@@ -166,17 +166,17 @@ def test_defaults_stay_defaults_where_other_keys_are_set(tmp_path: Path, digits:
 
 
 def test_other_channels_keep_their_own_mean(tmp_path: Path) -> None:
-    brought = Beginning("timm's", pixels=dict(OF_TIMM))
+    brought = InitialWeights("timm's", pixels=dict(OF_TIMM))
     config = with_pixels(recipe(tmp_path, data__channels="1"), brought)
     assert config.data.mean == (0.449,)
     assert config.data.crop_pct == 0.95
-    grey = Beginning("runs/grey", pixels={"mean": (0.286,), "std": (0.353,)})
+    grey = InitialWeights("runs/grey", pixels={"mean": (0.286,), "std": (0.353,)})
     assert with_pixels(recipe(tmp_path, data__channels="1"), grey).data.mean == (0.286,)
     assert with_pixels(recipe(tmp_path), grey).data.mean == (0.485, 0.456, 0.406)
 
 
 def test_values_that_no_recipe_can_have_are_one_line(tmp_path: Path) -> None:
-    lanczos = Beginning("a.safetensors", pixels={"interpolation": "lanczos"})
+    lanczos = InitialWeights("a.safetensors", pixels={"interpolation": "lanczos"})
     with raises("weights.invalid-pixels", source="a.safetensors"):
         with_pixels(recipe(tmp_path), lanczos)
     assert with_pixels(recipe(tmp_path, data__interpolation="bicubic"), lanczos)
@@ -192,7 +192,9 @@ def test_a_run_brings_its_own(finished: Path, tmp_path: Path) -> None:
     exported.parent.mkdir()
     assert command("export", finished, exported) == 0
     pixels = begun_with(exported, "test_vit")
-    assert with_pixels(recipe(tmp_path), Beginning("it", pixels=pixels)).data.mean == (0.31,) * 3
+    assert (
+        with_pixels(recipe(tmp_path), InitialWeights("it", pixels=pixels)).data.mean == (0.31,) * 3
+    )
 
 
 def test_a_file_has_those_of_the_config_beside_it_alone(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from trainyard.distributed import Watchdog
 from trainyard.files import RunDirectory
 from trainyard.run.loggers import Loggers
 from trainyard.run.parts import Parts
-from trainyard.run.pretrained import Beginning
+from trainyard.run.pretrained import InitialWeights
 from trainyard.run.trainer import Trainer
 from trainyard.world import World
 
@@ -46,7 +46,7 @@ def test_all_is_on_the_ranks_device_though_the_model_is_not_yet(tmp_path: Path) 
         course=course,
         schedule=None,  # type: ignore[arg-type]
         model=nn.Linear(2, 2),
-        begun=Beginning(),
+        initial=InitialWeights(),
         loss=None,  # type: ignore[arg-type]
         loss_files={},
     )

@@ -41,7 +41,9 @@ from trainyard.section import Section, refused
 from trainyard.training.config import LossConfig
 
 _RENAMED = {"run.max_silence": "run.hang_timeout"}  # old names of keys, which are still read
-_GONE = {"watch.trackio": False}  # keys in the recipe of every older run, which are dropped there
+_DROPPED_KEYS = {
+    "watch.trackio": False
+}  # keys in the recipe of every older run, which are dropped there
 _VALIDATION = ("val", "val_fold", "val_share")  # keys of [data]: the first one that is set is used
 _DIVISION = ("data.val_share", "data.val_fold", "data.val_seed")  # of data without val data
 _SHAPES = ("tuple_type", "missing", "too_long")  # pydantic's errors about the length of a list
@@ -402,7 +404,7 @@ def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise RecipeError("recipe.extends-itself", path=path, name=seen[-1].name)
     tree = _parsed(path)
     _rename(tree, path)
-    for key, value in _GONE.items():
+    for key, value in _DROPPED_KEYS.items():
         section, _, name = key.partition(".")
         if isinstance(values := tree.get(section), dict) and values.get(name) is value:
             del values[name]

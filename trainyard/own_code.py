@@ -39,7 +39,7 @@ def imported(key: str, name: str) -> Callable[..., Any]:
     RecipeError if there is no such module or function, or if the import fails.
     """
     file, (module, _, function) = find(key, name), name.partition(":")
-    with blamed(key, name):
+    with as_recipe_error(key, name):
         found = importlib.import_module(module)
     if not hasattr(found, function):
         own = [each for each, value in vars(found).items() if callable(value)]
@@ -109,7 +109,7 @@ def _check_top(key: str, here: Path, top: str) -> None:
 
 
 @contextmanager
-def blamed(key: str, name: str) -> Iterator[None]:
+def as_recipe_error(key: str, name: str) -> Iterator[None]:
     """Inside, a function of the user runs: its errors become a RecipeError with their place."""
     try:
         yield

@@ -19,7 +19,7 @@ from trainyard.model.adapt import adapt_weights, classifier_keys
 from trainyard.model.build import check_name
 from trainyard.model.weights import LoadedWeights, pixels_in
 from trainyard.run.build import build_run_model
-from trainyard.run.pretrained import Beginning, initial_source, with_pixels
+from trainyard.run.pretrained import InitialWeights, initial_source, with_pixels
 from trainyard.world import World, own_device
 
 _OF_MODEL = ("options", "channels_last", "checkpoint_key", "checkpoint_prefix")
@@ -130,7 +130,7 @@ def _prepared(
     test, share = noted.get("test_input_size"), noted.get("test_crop_pct")
     if test and share and as_size(*test[1:]) == (config.data.eval_size or config.data.image_size):
         pixels["crop_pct"] = share
-    return with_pixels(config, Beginning(source.about, pixels=pixels)), source
+    return with_pixels(config, InitialWeights(source.about, pixels=pixels)), source
 
 
 def _num_classes(config: RunConfig, source: LoadedWeights, noted: Mapping[str, Any]) -> int:

@@ -41,7 +41,7 @@ def group_of(
     monkeypatch.setattr(process_group, "check_start", lambda *_, **__: Start("127.0.0.1", []))
     monkeypatch.setattr(process_group, "use_interface_to", lambda address: None)
     monkeypatch.setattr(
-        process_group, "Watchdog", lambda *_, **__: SimpleNamespace(explaining=nullcontext)
+        process_group, "Watchdog", lambda *_, **__: SimpleNamespace(attributing_errors=nullcontext)
     )
     with pytest.raises(Asked) as asked:
         process_group._join(world, {})

@@ -26,7 +26,7 @@ TEXTS = {
             nodes="4",
             gpus=8,
             cpus=12,
-            wishes=(
+            sbatch_options=(
                 ("time", "72:00:00"),
                 ("partition", "gpu"),
                 ("account", "vision"),

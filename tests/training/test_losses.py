@@ -21,7 +21,7 @@ from tests.steps import mapped
 from trainyard.config import check
 from trainyard.data.batch import Batch
 from trainyard.data.index.build import open_index
-from trainyard.run.distillation import class_weights
+from trainyard.run.loss import class_weights
 from trainyard.training.config import LossConfig
 from trainyard.training.distill import as_teacher
 from trainyard.training.losses import build_loss

@@ -42,7 +42,7 @@ from trainyard.run.build import (
     build_run_schedule,
     build_step,
 )
-from trainyard.run.distillation import build_run_loss
+from trainyard.run.loss import build_run_loss
 from trainyard.training import evaluate as evaluation
 from trainyard.training import precision, step
 from trainyard.training.checkpoint import TrainState

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainyard.errors import RecipeError
 from trainyard.hints import did_you_mean
-from trainyard.own_code import blamed, imported, is_own
+from trainyard.own_code import as_recipe_error, imported, is_own
 
 KEY = "average.topology"
 Group = tuple[int, ...]
@@ -23,7 +23,7 @@ def rounds(topology: str, size: int, local_size: int = 1) -> list[Round]:
     it cannot be imported, fails, or has a round without each replica exactly once.
     """
     build = BUILT_IN.get(topology) or _own(topology)
-    with blamed(KEY, topology):
+    with as_recipe_error(KEY, topology):
         proposed = build(size, local_size)
         found = [[tuple(sorted(map(index, group))) for group in groups] for groups in proposed]
     if not found:

@@ -239,7 +239,7 @@ def print_result(
     Then the worst classes and the most frequent confusions, by the weights with the higher top-1,
     or mAP; None leaves them out.
     """
-    from trainyard.training.averages import label_of
+    from trainyard.training.weight_names import label_of
 
     console = result_console()
     console.width = max(console.width, _WIDTH)
@@ -274,7 +274,7 @@ def _best(result: "DataSetResult") -> str:
 
 
 def _overview(tree: dict[str, Any], prefixes: list[str]) -> "Table":
-    from trainyard.training.averages import label_of
+    from trainyard.training.weight_names import label_of
 
     shares = [key for key in _SHARES if key in tree]
     rest = {key: name for key, name in (("loss", "loss"), ("ece", "ECE")) if key in tree}
@@ -295,7 +295,7 @@ def _overview(tree: dict[str, Any], prefixes: list[str]) -> "Table":
 
 def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
     """Notes that are needed to compare the numbers with others."""
-    from trainyard.training.averages import label_of
+    from trainyard.training.weight_names import label_of
 
     where = tree["data"]
     is_named = len(prefixes) > 1
@@ -332,7 +332,7 @@ def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
 
 def write_tables(folder: Path, result: "DataSetResult") -> None:
     """Write the tables of classes, of pairs of classes and of confidence, with a line for each."""
-    from trainyard.training.averages import label_of
+    from trainyard.training.weight_names import label_of
 
     tables: dict[str, list[dict[str, Any]]] = {"classes": []}
     for prefix, columns in result.predictions.items():
@@ -377,7 +377,7 @@ def _lines(
     result: "DataSetResult", prefix: str, samples: Iterable[int] | None = None
 ) -> Iterator[tuple[object, ...]]:
     """A line for each of the samples, or of all that could be read."""
-    from trainyard.training.averages import label_of
+    from trainyard.training.weight_names import label_of
 
     index, columns = result.data.index, result.predictions[prefix]
     losses = columns.losses(result.labels) if _has_lists(result) else None

@@ -13,8 +13,8 @@ def hanging(activities: Mapping[int, Activity], silent: Set[int]) -> list[int] |
     rank that is still in the data of a step while the others are in the step itself.
     """
     overdue = {rank for rank, seen in activities.items() if seen.is_overdue}
-    if deaf := sorted(overdue & silent):
-        return deaf
+    if overdue_and_silent := sorted(overdue & silent):
+        return overdue_and_silent
     last = min(seen.position for seen in activities.values())
     behind = {rank for rank, seen in activities.items() if seen.position == last}
     if 1 < len(activities) == len(behind):

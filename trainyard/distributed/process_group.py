@@ -52,7 +52,7 @@ def init_distributed(world: World, facts: Mapping[str, str] = _NO_FACTS) -> Iter
     with _killed_by_interrupt():
         watchdog, in_peace = _join(world, facts), False
         try:
-            with watchdog.explaining():
+            with watchdog.attributing_errors():
                 yield watchdog
             in_peace = True
         except Exception as error:
@@ -97,7 +97,7 @@ def _join(world: World, facts: Mapping[str, str]) -> Watchdog:
         is_hosted=point.is_hosted,
     )
     try:
-        with watchdog.explaining():
+        with watchdog.attributing_errors():
             own_store = PrefixStore("group", store)
             has_nccl = _has_each_a_gpu(own_store, world, gpu)
             _make_group(own_store, world, limit_s, device if has_nccl else None)

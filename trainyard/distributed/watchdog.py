@@ -118,16 +118,16 @@ class Watchdog:
             self._stacks = Stacks(folder, self._world.rank)
 
     @contextmanager
-    def explaining(self) -> Iterator[None]:
+    def attributing_errors(self) -> Iterator[None]:
         """Inside, an error that follows from the loss of a rank ends the process by an alarm."""
         try:
             yield
         except Exception as error:
             if self._store is not None and not getattr(error, "is_shared", False):
-                self._explain(self._store, error)
+                self._attribute(self._store, error)
             raise
 
-    def _explain(self, store: "Store", error: Exception) -> None:
+    def _attribute(self, store: "Store", error: Exception) -> None:
         """Returns if the error is this rank's own."""
         # Torch raises a RuntimeError for a lost rank, as for much else.
         if not isinstance(error, RuntimeError) or error is self._explained:

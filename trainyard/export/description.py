@@ -21,7 +21,7 @@ from trainyard.monitor.history import METRICS
 from trainyard.own_code import is_own
 from trainyard.printable import as_text
 from trainyard.training import checkpoint
-from trainyard.training.averages import prefix_of
+from trainyard.training.weight_names import prefix_of
 
 INPUT, OUTPUT = "images", "logits"  # names, in formats that have names
 _MEASURED = (*METRICS, "loss")

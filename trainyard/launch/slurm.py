@@ -118,7 +118,7 @@ class Allocation:
     """Ranks in all, without GPUs."""
     cpus: int | None = None
     """CPUs per rank."""
-    wishes: tuple[tuple[str, str], ...] = ()
+    sbatch_options: tuple[tuple[str, str], ...] = ()
     """Options passed to sbatch unchanged: ("time", "72:00:00")."""
     mail: str | None = None
     extra: tuple[str, ...] = ()
@@ -142,7 +142,7 @@ def _allocation(options: argparse.Namespace) -> Allocation:
         Allocation,
         options,
         cpus=options.cpus or _share_of_cores(options),
-        wishes=tuple((name, value) for name, value in given.items() if value is not None),
+        sbatch_options=tuple((name, value) for name, value in given.items() if value is not None),
         extra=tuple(options.extra),
     )
 
@@ -224,7 +224,7 @@ def _options(allocation: Allocation) -> dict[str, str]:
         options["ntasks"] = f"{allocation.ranks}"
     if allocation.cpus:
         options["cpus-per-task"] = f"{allocation.cpus}"
-    options |= dict(allocation.wishes)
+    options |= dict(allocation.sbatch_options)
     if allocation.mail:
         options |= {"mail-user": allocation.mail, "mail-type": "END,FAIL"}
     return options

@@ -9,7 +9,7 @@ from torch import nn
 from trainyard.errors import RecipeError
 from trainyard.image_size import ImageSize
 from trainyard.model.config import ModelConfig
-from trainyard.own_code import blamed, imported
+from trainyard.own_code import as_recipe_error, imported
 
 KEY = "model.name"
 
@@ -42,7 +42,7 @@ def build_own_model(
 def called(name: str, arguments: dict[str, Any]) -> nn.Module:
     """The model of a function with these arguments; RecipeError if it fails or is no model."""
     function = imported(KEY, name)
-    with blamed(KEY, name):
+    with as_recipe_error(KEY, name):
         model = function(**arguments)
     if not isinstance(model, nn.Module):
         raise RecipeError(

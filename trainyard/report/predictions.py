@@ -13,10 +13,10 @@ from trainyard.report.judgement import confidence_section, drawing, matrix
 from trainyard.report.markup import Child, Html, about, join, switch, table, tag
 from trainyard.report.pictures import Album
 from trainyard.report.runs import Run, temperature_of
-from trainyard.training.averages import label_of
 from trainyard.training.label_scores import LabelScores
 from trainyard.training.predictions import Predictions, confusions, per_class
 from trainyard.training.recorded import Recorded
+from trainyard.training.weight_names import label_of
 
 _FEW_CLASSES = 60  # so many need no histogram
 _WORST_CLASSES = 25  # rows of the table without a script

@@ -24,8 +24,8 @@ from trainyard.monitor.history import (
     score,
 )
 from trainyard.monitor.reports import Report
-from trainyard.training.averages import prefix_of
 from trainyard.training.recorded import Recorded, load_recorded
+from trainyard.training.weight_names import prefix_of
 
 _SEED, _FOLD = REPEATS
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")

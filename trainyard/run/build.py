@@ -42,7 +42,7 @@ from trainyard.model.freeze import freeze, freeze_statistics
 from trainyard.monitor.progress import counter
 from trainyard.optim.groups import classifier_parameters, set_group_rates
 from trainyard.optim.schedules import Rates, Schedule, build_schedule
-from trainyard.own_code import announce, blamed, imported, is_own
+from trainyard.own_code import announce, as_recipe_error, imported, is_own
 from trainyard.printable import print_line
 from trainyard.run.labels import has_lists
 from trainyard.run.metrics import Reporter
@@ -84,7 +84,7 @@ def build_averager(config: RunConfig, world: World, device: torch.device) -> Ave
     if name == "gossip":
         announce_own(TOPOLOGY, config.average.topology)
     kind = averager_class(name)
-    with blamed("average.name", name) if is_own(name) else nullcontext():
+    with as_recipe_error("average.name", name) if is_own(name) else nullcontext():
         return kind.build(config.average, world, device, AUTOCASTS[config.batch.precision])
 
 

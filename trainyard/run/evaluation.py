@@ -35,11 +35,11 @@ from trainyard.run.predict import predict, shown
 from trainyard.run.pretrained import choose_weights
 from trainyard.run.temperature import Temperatures, calibrate
 from trainyard.training import checkpoint
-from trainyard.training.averages import prefix_of
 from trainyard.training.evaluate import ONE_VIEW, Views
 from trainyard.training.precision import use_precision
 from trainyard.training.predictions import Predictions, reassessed_top1, summary
 from trainyard.training.reliability import calibration_error, wilson
+from trainyard.training.weight_names import prefix_of
 from trainyard.world import World, check_devices, pick_device, together, with_cores
 
 

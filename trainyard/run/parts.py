@@ -30,11 +30,11 @@ from trainyard.run.build import (
     check_decoding,
     check_extra_transform,
 )
-from trainyard.run.distillation import build_run_loss, files_of_loss
 from trainyard.run.labels import check_labels
 from trainyard.run.loggers import check_trackers
+from trainyard.run.loss import build_run_loss, files_of_loss
 from trainyard.run.pretrained import (
-    Beginning,
+    InitialWeights,
     put_initial_weights,
     resumed_weights,
     with_pixels,
@@ -61,7 +61,7 @@ class Parts:
     course: Course
     schedule: Schedule
     model: nn.Module
-    begun: Beginning
+    initial: InitialWeights
     loss: Loss
     loss_files: dict[str, str]
     """See files_of_loss."""
@@ -98,10 +98,10 @@ def build_parts(
         model = build_run_model(config, len(classes))
         check_batch_norm(config, model, course, world)
         if is_new:
-            begun = put_initial_weights(config.model, model, classes)
+            initial = put_initial_weights(config.model, model, classes)
         else:
-            begun = resumed_weights(config.run.resume, folder)
-        config = with_pixels(config, begun)
+            initial = resumed_weights(config.run.resume, folder)
+        config = with_pixels(config, initial)
         if is_new and config.model.checkpoint is None:
             adapt_to_images(config, model, data.train, course=course, device=device)
         loss = build_run_loss(config, data.train, course=course, device=device)
@@ -111,7 +111,7 @@ def build_parts(
         assert isinstance(data.train, Index)  # config.py refuses it for a stream
         feeds = build_feeds(config, world, device)
         about = put_probe(config, model, data.train, feeds, console=console, heartbeat=heartbeat)
-        begun = replace(begun, log=[*begun.log, about])
+        initial = replace(initial, log=[*initial.log, about])
     return Parts(
         config=config,
         folder=folder,
@@ -123,7 +123,7 @@ def build_parts(
         course=course,
         schedule=schedule,
         model=model,
-        begun=begun,
+        initial=initial,
         loss=loss,
         loss_files=loss_files,
     )

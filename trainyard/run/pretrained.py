@@ -20,11 +20,11 @@ from trainyard.model.weights import (
     read_weights,
 )
 from trainyard.training import checkpoint, saver
-from trainyard.training.averages import prefix_of
+from trainyard.training.weight_names import prefix_of
 
 
 @dataclass(frozen=True)
-class Beginning:
+class InitialWeights:
     """Where the weights of a run come from."""
 
     about: str = ""
@@ -34,10 +34,12 @@ class Beginning:
     pixels: Pixels = field(default_factory=dict)
 
 
-def put_initial_weights(config: ModelConfig, model: nn.Module, classes: Sequence[str]) -> Beginning:
+def put_initial_weights(
+    config: ModelConfig, model: nn.Module, classes: Sequence[str]
+) -> InitialWeights:
     """Load the weights of `model.checkpoint` into the model."""
     if config.checkpoint is None:
-        return Beginning()
+        return InitialWeights()
     source = initial_source(config)
     log, _ = adapt_weights(
         model, source, classes=classes, name=config.name, prefix=config.checkpoint_prefix
@@ -49,25 +51,27 @@ def put_initial_weights(config: ModelConfig, model: nn.Module, classes: Sequence
             f"config.json of {config.name} beside them says it: data.mean and data.std are the "
             "recipe's",
         ]
-    return Beginning(source.about, log, source.pixels)
+    return InitialWeights(source.about, log, source.pixels)
 
 
-def resumed_weights(asked: str, folder: RunDirectory) -> Beginning:
+def resumed_weights(asked: str, folder: RunDirectory) -> InitialWeights:
     """The beginning of a run that goes on from a checkpoint: its own, or else `run.resume`'s."""
     if saver.has_any(folder.checkpoints):
-        return Beginning("a checkpoint of this run", pixels=pixels_in(_noted_in_run(folder.path)))
+        return InitialWeights(
+            "a checkpoint of this run", pixels=pixels_in(_noted_in_run(folder.path))
+        )
     path = Path(asked)
     run = path if RunDirectory(path).recipe.is_file() else path.resolve().parent.parent
-    return Beginning(asked, pixels=pixels_in(_noted_in_run(run)))
+    return InitialWeights(asked, pixels=pixels_in(_noted_in_run(run)))
 
 
-def with_pixels(config: RunConfig, begun: Beginning) -> RunConfig:
+def with_pixels(config: RunConfig, initial: InitialWeights) -> RunConfig:
     """The recipe with the pixels of its weights, but for the keys that it sets itself.
 
     A `crop_pct` stays with its `fit`, of the recipe or the weights. Mean and std of other channels
     than the recipe's are left out. CheckpointError if a value is none for a recipe.
     """
-    known, pixels = config.data.model_fields_set, begun.pixels
+    known, pixels = config.data.model_fields_set, initial.pixels
     has_other_fit = pixels.get("fit", "crop") != config.data.fit
     if has_other_fit and "fit" not in known:
         known, pixels = known - {"crop_pct"}, {"crop_pct": 1.0} | pixels
@@ -81,7 +85,7 @@ def with_pixels(config: RunConfig, begun: Beginning) -> RunConfig:
     try:
         return override(config, brought)
     except RecipeError as error:
-        raise CheckpointError("weights.invalid-pixels", source=begun.about, error=error) from None
+        raise CheckpointError("weights.invalid-pixels", source=initial.about, error=error) from None
 
 
 def initial_source(config: ModelConfig) -> LoadedWeights:
@@ -132,7 +136,7 @@ def _noted_beside(path: Path, name: str) -> dict[str, Any]:
 
 
 def choose_weights(path: Path, progress: dict[str, Any], ema: bool | float | None = None) -> str:
-    """The name of the weights to use in a checkpoint at `path`; see training/averages.py.
+    """The name of the weights to use in a checkpoint at `path`; see training/weight_names.py.
 
     `ema`: False for the weights themselves, True for their moving average, a decay for one of
     several. By default the average, unless both were evaluated when it was saved, and the weights

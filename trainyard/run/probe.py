@@ -18,7 +18,7 @@ from trainyard.distributed import Heartbeat
 from trainyard.errors import DataError, RecipeError
 from trainyard.model.adapt import classifier_layers
 from trainyard.monitor.progress import counter
-from trainyard.run.distillation import class_weights
+from trainyard.run.loss import class_weights
 from trainyard.run.predict import on_device
 from trainyard.training.evaluate import in_eval_mode
 from trainyard.training.logistic import Logistic, fit_logistic

@@ -33,14 +33,13 @@ from trainyard.run.build import (
     build_step,
     reestimate_bn_statistics,
 )
-from trainyard.run.head import head
 from trainyard.run.labels import has_lists, labels_of
 from trainyard.run.loggers import Loggers, open_loggers
 from trainyard.run.metrics import Reporter, ideal_seconds, open_quarantine, with_bounds
 from trainyard.run.parts import Parts, build_parts
 from trainyard.run.predict import counted, predict
 from trainyard.run.resume import claim_directory, conditions, resume, roll_back, startup_facts
-from trainyard.training.averages import prefix_of, with_best_average
+from trainyard.run.summary import run_summary
 from trainyard.training.checkpoint import TrainState, evaluation_weights
 from trainyard.training.guard import Guard
 from trainyard.training.predictions import summary
@@ -48,6 +47,7 @@ from trainyard.training.recorded import record
 from trainyard.training.saver import Saver
 from trainyard.training.step import TrainStep
 from trainyard.training.stop import StopSignal
+from trainyard.training.weight_names import prefix_of, with_best_average
 from trainyard.world import World, gather, own_generators, together, with_cores
 
 _LAG = 8  # steps that replicas may drift apart if they do not wait for each other
@@ -174,7 +174,7 @@ class Trainer:
             ) as self.feed,
             self.feeds.evaluations(data.val) as self.kept,
             profiling(profile, self.state.step, folder.path / "profile", self.report) as profiled,
-            self.watchdog.explaining(),
+            self.watchdog.attributing_errors(),
         ):
             self.feed.seek(self.state.step, self.state.skipped)
             self.train_step = profiled(train_step)
@@ -374,18 +374,18 @@ class Trainer:
         if not self.world.is_first:
             return
         parts = self.parts
-        for event in head(
+        for event in run_summary(
             self.config,
             parts.data,
             self.course,
             model=parts.model,
-            begun=parts.begun,
+            initial=parts.initial,
             world=self.world,
             device=parts.device,
             step=self.state.step,
         ):
             self.report(event)
-        for message in parts.begun.log:
+        for message in parts.initial.log:
             self.report({"kind": "event", "event": "initial weights", "message": message})
 
     # --- parts ---

@@ -12,7 +12,7 @@ from trainyard.data.batch import Batch, Keys
 from trainyard.data.index.label_lists import LabelLists
 from trainyard.data.rng import EXTRA, fold_in
 from trainyard.errors import RecipeError
-from trainyard.own_code import blamed, imported
+from trainyard.own_code import as_recipe_error, imported
 from trainyard.world import seed_generators
 
 KEY = "augment.extra"
@@ -89,7 +89,7 @@ def check_extra(
     targets = torch.zeros(2, num_classes if has_lists else 0, device=device)
     multi_hot = (lambda _: targets) if has_lists else None
     extra = Extra(name, seed=0, rank=0, multi_hot=multi_hot)
-    with blamed(KEY, name):
+    with as_recipe_error(KEY, name):
         extra(batch, Keys(ids.numpy(), ids.numpy(), 0))
 
 

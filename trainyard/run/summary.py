@@ -21,20 +21,20 @@ from trainyard.model.weights import pixels_in
 from trainyard.monitor.history import METRICS
 from trainyard.monitor.reports import Report
 from trainyard.printable import epochs_in_all, how_many, in_millions
-from trainyard.run.pretrained import Beginning
+from trainyard.run.pretrained import InitialWeights
 from trainyard.world import World, usable_cores
 
 _FEW_STEPS = 10
 _FEW_IMAGES = 100  # for which the 95% interval of an accuracy reaches 10 points up and down
 
 
-def head(
+def run_summary(
     config: RunConfig,
     data: Datasets,
     course: Course,
     *,
     model: nn.Module,
-    begun: Beginning,
+    initial: InitialWeights,
     world: World,
     device: torch.device,
     step: int,
@@ -45,8 +45,8 @@ def head(
     """
     rows = {
         "device": _device(config, world, device),
-        "model": _model(config, model, begun),
-        "images": _images(config, course, begun),
+        "model": _model(config, model, initial),
+        "images": _images(config, course, initial),
         "classes": _classes(data.train.classes),
         **_splits(config, data, course),
         "batch": _batch(course, world),
@@ -55,7 +55,7 @@ def head(
     }
     message = f"{config.model.name}, {course.num_steps:,} steps"
     yield {"kind": "event", "event": "head", "message": message, "rows": rows}
-    for text in _remarks(config, data, course, begun):
+    for text in _remarks(config, data, course, initial):
         yield {"kind": "event", "event": "remark", "level": "warning", "message": text}
 
 
@@ -67,21 +67,23 @@ def _device(config: RunConfig, world: World, device: torch.device) -> str:
     return f"{name}; {how_many(world.size, 'rank')}{nodes}; {config.batch.precision}"
 
 
-def _model(config: RunConfig, model: nn.Module, begun: Beginning) -> str:
+def _model(config: RunConfig, model: nn.Module, initial: InitialWeights) -> str:
     weights = [*model.parameters()]
     frozen = sum(weight.numel() for weight in weights if not weight.requires_grad)
     size = f"{in_millions(sum(weight.numel() for weight in weights))} parameters"
     size += f", {in_millions(frozen)} of them frozen" if frozen else ""
-    return f"{config.model.name}, {size}, from {begun.about or 'scratch'}"
+    return f"{config.model.name}, {size}, from {initial.about or 'scratch'}"
 
 
-def _images(config: RunConfig, course: Course, begun: Beginning) -> str:
+def _images(config: RunConfig, course: Course, initial: InitialWeights) -> str:
     found, data = pixels_in(config.data.model_dump()), config.data
     sizes = dict.fromkeys(height_width(phase.image_size) for phase in course.phases)
     shape = ", ".join(f"{height} x {width}" for height, width in sizes)
     kind = {1: "grey", 3: "RGB"}.get(data.channels, f"{data.channels} channels")
     mean, std = (" ".join(f"{value:.3g}" for value in found[key]) for key in ("mean", "std"))
-    is_theirs = begun.log and begun.pixels and not _differences(config, begun, tuple(begun.pixels))
+    is_theirs = (
+        initial.log and initial.pixels and not _differences(config, initial, tuple(initial.pixels))
+    )
     size = height_width(data.eval_size or data.image_size)
     evaluated = "" if [*sizes] == [size] else f" (evaluated at {size[0]} x {size[1]})"
     return (
@@ -91,9 +93,9 @@ def _images(config: RunConfig, course: Course, begun: Beginning) -> str:
     )
 
 
-def _differences(config: RunConfig, begun: Beginning, keys: tuple[str, ...]) -> list[str]:
+def _differences(config: RunConfig, initial: InitialWeights, keys: tuple[str, ...]) -> list[str]:
     """The `keys` whose values differ from those that the weights were trained with."""
-    ours, theirs = pixels_in(config.data.model_dump(mode="json")), begun.pixels
+    ours, theirs = pixels_in(config.data.model_dump(mode="json")), initial.pixels
     plain = {key: [*of] if isinstance(of, tuple) else of for key, of in theirs.items()}
     return [key for key in keys if plain.get(key, ours[key]) != ours[key]]
 
@@ -146,15 +148,17 @@ def _length(config: RunConfig, course: Course) -> str:
     return f"{how_many(course.num_steps, 'step')}, {epochs} epochs{rise}{end}"
 
 
-def _remarks(config: RunConfig, data: Datasets, course: Course, begun: Beginning) -> Iterator[str]:
+def _remarks(
+    config: RunConfig, data: Datasets, course: Course, initial: InitialWeights
+) -> Iterator[str]:
     yield from slow_paths(data.train, data.val)
     yield from what_is_left_out([data.train, data.val])
     yield from what_is_lost(data.train, data.val)
     yield from data_remarks(config.data, data)
-    for key in _differences(config, begun, ("mean", "std")):
+    for key in _differences(config, initial, ("mean", "std")):
         yield (
-            f"{begun.about} had data.{key} = {list(begun.pixels[key])} in its training, and the "
-            f"recipe sets {list(getattr(config.data, key))}"
+            f"{initial.about} had data.{key} = {list(initial.pixels[key])} in its training, and "
+            f"the recipe sets {list(getattr(config.data, key))}"
         )
     batch, images = max(phase.batch for phase in course.phases), course.epoch_samples
     if batch > images:

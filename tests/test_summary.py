@@ -20,12 +20,12 @@ from trainyard.monitor.console import ConsoleSink
 from trainyard.monitor.terminal import EscapingConsole
 from trainyard.report.page import page
 from trainyard.report.runs import read_runs
-from trainyard.run.head import head
-from trainyard.run.pretrained import Beginning
+from trainyard.run.pretrained import InitialWeights
+from trainyard.run.summary import run_summary
 from trainyard.run.trainer import Trainer
 from trainyard.world import World
 
-CPU, SCRATCH = torch.device("cpu"), Beginning()
+CPU, SCRATCH = torch.device("cpu"), InitialWeights()
 PLACES = {"data.train": "photos", "data.val_share": "0.1", "run.length": "20 epochs"}
 
 
@@ -35,19 +35,19 @@ class Samples(list[int]):
 
 
 def events(
-    *, train: int = 900, val: int = 100, begun: Beginning = SCRATCH, step: int = 0, **keys: str
+    *, train: int = 900, val: int = 100, begun: InitialWeights = SCRATCH, step: int = 0, **keys: str
 ) -> list[dict[str, Any]]:
     config = load_recipe("photos", PLACES | {k.replace("__", "."): v for k, v in keys.items()})
     data = SimpleNamespace(train=Samples(range(train)), val=Samples(range(val)))
     model = nn.Linear(1000, 2000)
     model.bias.requires_grad_(False)
     return [
-        *head(
+        *run_summary(
             config,
             cast(Datasets, data),
             course_of(config, train),
             model=model,
-            begun=begun,
+            initial=begun,
             world=World(rank=0, size=3, num_nodes=2),
             device=CPU,
             step=step,
@@ -119,11 +119,13 @@ def test_a_fold_takes_the_place_of_a_share() -> None:
 
 def test_weights_and_their_pixels() -> None:
     pixels = {"mean": (0.485, 0.456, 0.406), "std": [0.229, 0.224, 0.225]}
-    begun = Beginning("timm's a.b", log=["began with all"], pixels=pixels)
+    begun = InitialWeights("timm's a.b", log=["began with all"], pixels=pixels)
     assert rows(begun=begun)["model"].endswith("frozen, from timm's a.b")
     assert rows(begun=begun)["images"].endswith("crop 0.95, as the weights had them")
     assert remarks(begun=begun) == []
-    other = Beginning("timm's a.b", log=["began with all"], pixels=pixels | {"mean": (0.5,) * 3})
+    other = InitialWeights(
+        "timm's a.b", log=["began with all"], pixels=pixels | {"mean": (0.5,) * 3}
+    )
     assert rows(begun=other)["images"].endswith("crop 0.95")
     (remark,) = remarks(begun=other)
     assert "data.mean = [0.5, 0.5, 0.5]" in remark
@@ -153,7 +155,7 @@ def test_what_is_amiss(keys: dict[str, Any], figures: list[set[str]]) -> None:
 def test_what_is_left_out_is_a_remark(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was on the terminal alone, not in the log."""
     line = "photos: left out: empty (a.png)"
-    monkeypatch.setattr("trainyard.run.head.what_is_left_out", lambda _: [line])
+    monkeypatch.setattr("trainyard.run.summary.what_is_left_out", lambda _: [line])
     assert remarks() == [line]
 
 
