@@ -1,6 +1,7 @@
 """An mkdocs hook that generates the reference pages from the code at every build."""
 
 import argparse
+import ast
 import json
 import os
 import re
@@ -270,16 +271,30 @@ In Python they are `error.code` and `error.fields` of every `trainyard.Trainyard
 
 
 def errors_page() -> str:
-    """The messages of all errors by their codes, an area a table."""
+    """The messages of all errors by their codes, an area a table, and where they are raised."""
     areas: dict[str, list[str]] = {}
-    for code, message in errors.messages().items():
+    for code, (message, where) in sorted(error_texts().items()):
         shown = message.replace("|", "&#124;").replace("<", "&lt;").replace("`", "&#96;")
         shown = " ".join(re.sub(r"\{(\w+)[^}]*\}", r"<em>&#123;\1&#125;</em>", shown).split())
-        areas.setdefault(code.partition(".")[0], []).append(f"| `{code}` | {shown} |")
+        areas.setdefault(code.partition(".")[0], []).append(f"| `{code}` | {shown} | {where} |")
     tables = [
-        f"## {area}\n\n| code | message |\n|---|---|\n" + "\n".join(areas[area]) for area in areas
+        f"## {area}\n\n| code | message | in |\n|---|---|---|\n" + "\n".join(areas[area])
+        for area in areas
     ]
     return "\n\n".join([_ABOUT_ERRORS, *tables]) + "\n"
+
+
+def error_texts() -> dict[str, tuple[str, str]]:
+    """The text of each error by its code, and the file and line that has it."""
+    package = Path(trainyard.__file__).parent
+    places = {code: (text, "several places") for code, text in errors.SHARED.items()}
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            match node:
+                case ast.Call(args=[ast.Constant(value=str(code)), ast.Constant(value=str(text))]):
+                    if re.fullmatch(r"[a-z0-9]+\.[a-z0-9-]+", code):
+                        places[code] = text, f"`{path.relative_to(package)}`, {node.lineno}"
+    return places
 
 
 def python_page() -> str:

@@ -142,11 +142,22 @@ def predictions(run: StrPath) -> "Recorded":
     path = RunDirectory(Path(run)).predictions
     recorded = load_recorded(path)
     if recorded is None:
-        raise DataError("run.no-predictions", path=path)
+        raise DataError(
+            "run.no-predictions",
+            "{path}: no predictions yet: the first evaluation of a run writes them",
+            path=path,
+        )
     _, saved = find_checkpoint(Path(run))
     progress = read_progress(saved)
     if not recorded.is_of(best_of(history(run).val, progress.get("best_by", "top1"))):
-        raise DataError("run.predictions-dropped", path=path, step=recorded.step)
+        raise DataError(
+            "run.predictions-dropped",
+            "{path}: of the evaluation at step {step:,}, behind which the run went back: its next "
+            "best evaluation writes others, and `trainyard evaluate RUN --predictions FILE.csv` "
+            "those of a checkpoint",
+            path=path,
+            step=recorded.step,
+        )
     recorded = recorded._replace(classes=tuple(progress["classes"]))
     if not hasattr(recorded.scores, "guess"):
         return recorded

@@ -310,7 +310,11 @@ class Classifier:
         found: list[Tensor] = []
         layers = classifier_layers(self.model)[:1] if wanted else []
         if wanted and not layers:
-            raise CheckpointError("checkpoint.no-embeddings", name=self.config.model.name)
+            raise CheckpointError(
+                "checkpoint.no-embeddings",
+                "{name}: has no get_classifier(), which would tell the layer that takes embeddings",
+                name=self.config.model.name,
+            )
         hooks = [
             layer.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
             for layer in layers
@@ -368,7 +372,12 @@ def _listed(images: Picture | Iterable[Picture]) -> list[Picture]:
     try:
         return list(images)
     except TypeError:
-        raise DataError("image.not-images", type=type(images).__name__) from None
+        raise DataError(
+            "image.not-images",
+            "an image is a path, a URL, bytes of a file, a Pillow image or an array of uint8, or "
+            "several: not a {type}",
+            type=type(images).__name__,
+        ) from None
 
 
 def _content(image: Picture, number: int, data: DataConfig) -> bytes:
@@ -391,7 +400,13 @@ def _content(image: Picture, number: int, data: DataConfig) -> bytes:
             ) from None
         return file.getvalue()
     if not isinstance(image, str | os.PathLike):
-        raise DataError("image.wrong-type", number=number + 1, type=type(image).__name__)
+        raise DataError(
+            "image.wrong-type",
+            "image {number}: an image is a path, a URL, bytes of a file, a Pillow image or an "
+            "array of uint8, not a {type}",
+            number=number + 1,
+            type=type(image).__name__,
+        )
     try:
         if isinstance(image, str) and "://" in image:
             return fetch_image(image)
@@ -408,6 +423,7 @@ def _of_array(pixels: NDArray[np.uint8], number: int, channels: int) -> Image.Im
     if pixels.dtype != np.uint8 or 0 in shape or depth not in kinds:
         raise DataError(
             "image.wrong-array",
+            "image {number}: an array of {dtype}{shape}: give uint8[height, width, {channels}]",
             number=number + 1,
             dtype=str(pixels.dtype),
             shape=list(shape),

@@ -69,7 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise _unknown_argument(unknown[0], given, options)
         if overrides and not options.takes_overrides:
             raise InputError(
-                "option.takes-no-recipe-keys", command=options.command, key=next(iter(overrides))
+                "option.takes-no-recipe-keys",
+                "{command} takes no recipe keys such as {key}",
+                command=options.command,
+                key=next(iter(overrides)),
             )
         options.overrides = overrides
         _print_startup_line(options)
@@ -102,7 +105,9 @@ def _check_working_directory() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:  # torch's libraries blame themselves
-        raise InputError("file.working-directory-removed") from None
+        raise InputError(
+            "file.working-directory-removed", "the working directory was removed: cd to another one"
+        ) from None
 
 
 def _print_startup_line(options: argparse.Namespace) -> None:
@@ -130,7 +135,9 @@ def _path_error(error: Exception) -> TrainyardError | None:
     full = disk_error(error, path or Path())
     if full is not None and path is None:
         hint = f": {full.advice}" if full.advice else ""
-        return TrainyardError("disk.full-unnamed", reason=os.strerror(full.errno or 0), hint=hint)
+        return TrainyardError(
+            "disk.full-unnamed", "{reason}{hint}", reason=os.strerror(full.errno or 0), hint=hint
+        )
     if path is not None and isinstance(error, OSError) and error.errno in _NO_PATH:
         return InputError("file.unusable", path=path, reason=error.strerror)
     if path is not None and isinstance(error, _PATH_ERRORS):
@@ -143,7 +150,9 @@ def _limit_error(error: Exception) -> TrainyardError | None:
     if isinstance(error, OSError | ImportError | RuntimeError):
         for text, advice in _LIMITS.items():
             if text in str(error):
-                return TrainyardError("system.limit-reached", reason=str(error), hint=advice)
+                return TrainyardError(
+                    "system.limit-reached", "{reason}: {hint}", reason=str(error), hint=advice
+                )
     return None
 
 
@@ -157,7 +166,7 @@ def print_error(error: TrainyardError, *, as_json: bool = False) -> int:
         message = printable(without_secrets(str(error)), keep=lines)
         print(f"trainyard: {message}", file=sys.stderr)
         if as_json:
-            code, fields = error.packed()
+            code, _, fields = error.packed()
             fields = {name: _shown(value) for name, value in fields.items()}
             print(json.dumps({"error": {"code": code, "message": message, "fields": fields}}))
     return error.exit_code
@@ -181,7 +190,7 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         elif queue:
             overrides[match[1]] = queue.pop(0)
         else:
-            raise InputError("option.needs-value", option=word)
+            raise InputError("option.needs-value", "{option} needs a value", option=word)
     return rest, overrides
 
 
@@ -208,9 +217,21 @@ class _Parser(argparse.ArgumentParser):
         if message.startswith("the following"):  # …arguments are required
             names = message.partition(": ")[2]
             hint = ", such as photos or finetune" if "RECIPE" in names else ""
-            raise InputError("option.missing", names=names, hint=hint, command=self.prog)
+            raise InputError(
+                "option.missing",
+                "the following arguments are required: {names}{hint}; see {command} --help",
+                names=names,
+                hint=hint,
+                command=self.prog,
+            )
         option, _, reason = message.removeprefix("argument ").partition(": ")
-        raise InputError("option.invalid", option=option, reason=reason, command=self.prog)
+        raise InputError(
+            "option.invalid",
+            "{option}: {reason}; see {command} --help",
+            option=option,
+            reason=reason,
+            command=self.prog,
+        )
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is not None and value not in action.choices:
@@ -229,7 +250,13 @@ class _Parser(argparse.ArgumentParser):
         hint = as_question([repr(dotted[name]) for name in closest(value, dotted)])
         hint = hint or f"; choose from {', '.join(choices)}"
         option = action.option_strings[0] if action.option_strings else action.metavar
-        return InputError("option.unknown-choice", option=option, value=value, hint=hint)
+        return InputError(
+            "option.unknown-choice",
+            "{option} cannot be {value!r}{hint}",
+            option=option,
+            value=value,
+            hint=hint,
+        )
 
 
 def _unknown_argument(word: str, given: Sequence[str], options: argparse.Namespace) -> InputError:
@@ -247,7 +274,9 @@ def _unknown_argument(word: str, given: Sequence[str], options: argparse.Namespa
     value = None if following.startswith("--") else following
     hint = hint_at_argument(word, value, known=[*own, *keys], command=options.command)
     help_text = f"; see {options.parser.prog} --help"
-    return InputError("option.unknown", option=word, hint=hint or help_text)
+    return InputError(
+        "option.unknown", "unknown argument {option!r}{hint}", option=word, hint=hint or help_text
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -77,6 +77,7 @@ def check_keys(
         if section not in sections or is_of_training:
             raise RecipeError(
                 "recipe.key-without-effect",
+                "{key} changes nothing about {purpose}; some keys of {sections} do",
                 key=key,
                 purpose=what,
                 sections=", ".join(sections),
@@ -87,4 +88,10 @@ def check_size(config: RunConfig, keys: Iterable[str], what: str) -> None:
     """RecipeError if data.image_size is among the keys, and the recipe has data.eval_size."""
     size = config.data.eval_size
     if "data.image_size" in keys and size is not None:
-        raise RecipeError("recipe.size-without-effect", purpose=what, eval_size=size_text(size))
+        raise RecipeError(
+            "recipe.size-without-effect",
+            "data.image_size changes nothing about {purpose}, whose images have data.eval_size = "
+            "{eval_size}: set data.eval_size",
+            purpose=what,
+            eval_size=size_text(size),
+        )

@@ -177,7 +177,9 @@ def load_recipe(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunC
         )
         if is_overridden or recipe in builtin_recipes():
             raise
-        raise RecipeError("recipe.invalid-file", path=path, error=error) from None
+        raise RecipeError(
+            "recipe.invalid-file", "{path}: {error}", path=path, error=error
+        ) from None
 
 
 def override(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
@@ -220,7 +222,11 @@ def refuse_beside_data(keys: Collection[str], names: Collection[str]) -> None:
     """RecipeError for one of these keys of [data] that --data makes pointless."""
     for name in names:
         if (key := f"data.{name}") in keys:
-            raise RecipeError("recipe.key-beside-data", key=key)
+            raise RecipeError(
+                "recipe.key-beside-data",
+                "{key}: would not be read, as --data names the data: leave one of them out",
+                key=key,
+            )
 
 
 def _overridden(tree: dict[str, Any], overrides: Mapping[str, Any]) -> RunConfig:
@@ -261,12 +267,23 @@ def find_recipe(recipe: str) -> Path:
     if path.is_file():
         return path
     if path.is_dir():
-        raise RecipeError("recipe.is-folder", path=recipe)
+        raise RecipeError(
+            "recipe.is-folder",
+            "{path}: is a folder; a recipe is a built-in name or a TOML file",
+            path=recipe,
+        )
     hint = did_you_mean(path.stem, builtin, most=len(builtin))
     if path.suffix == ".toml" or path.parent != Path("."):
-        raise RecipeError("recipe.no-such-file", path=recipe, hint=hint)
+        raise RecipeError(
+            "recipe.no-such-file", "{path}: no such recipe file{hint}", path=recipe, hint=hint
+        )
     hint = hint or f"; there are {', '.join(builtin)}"
-    raise RecipeError("recipe.unknown-name", name=recipe, hint=hint)
+    raise RecipeError(
+        "recipe.unknown-name",
+        "{name!r} is neither a built-in recipe nor a file{hint}",
+        name=recipe,
+        hint=hint,
+    )
 
 
 def check(tree: dict[str, Any]) -> RunConfig:
@@ -282,9 +299,18 @@ def check(tree: dict[str, Any]) -> RunConfig:
         _check_unicode(tree)
         raise _first_fault(error) from None
     except TypeError as error:  # for example a TOML date
-        raise RecipeError("recipe.not-plain-values", reason=str(error)) from None
+        raise RecipeError(
+            "recipe.not-plain-values",
+            "a recipe holds numbers, text and lists only: {reason}",
+            reason=str(error),
+        ) from None
     for key, others in _unmet_needs(config.model_dump()).items():
-        raise RecipeError("recipe.needs-another-key", key=key, others=others)
+        raise RecipeError(
+            "recipe.needs-another-key",
+            "{key} changes nothing without {others}: set that too, or leave it out",
+            key=key,
+            others=others,
+        )
     for section in RunConfig.model_fields:
         for conflict in getattr(config, section).conflicts(config):
             raise conflict
@@ -299,7 +325,12 @@ def _check_unicode(tree: dict[str, Any]) -> None:
                 json.dumps(value, ensure_ascii=False).encode()
             except UnicodeEncodeError:
                 key = f"{section}.{name}"
-                raise RecipeError("recipe.not-unicode", key=key, value=value) from None
+                raise RecipeError(
+                    "recipe.not-unicode",
+                    "{key} = {value!r}: is not UTF-8, so no recipe can hold it: rename it",
+                    key=key,
+                    value=value,
+                ) from None
 
 
 def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
@@ -312,7 +343,11 @@ def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
         own = {name: value for name, value in values.items() if f"{section}.{name}" in optional}
         for name, value in own.items():
             if value == "":
-                raise RecipeError("recipe.empty-value", key=f"{section}.{name}")
+                raise RecipeError(
+                    "recipe.empty-value",
+                    '{key} = "": write none to leave it unset',
+                    key=f"{section}.{name}",
+                )
         unset = [name for name, value in own.items() if value == "none"]
         tree[section] = {name: value for name, value in values.items() if name not in unset}
     return tree
@@ -401,7 +436,12 @@ def _parsed(path: Path) -> dict[str, Any]:
 def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     """The keys of a recipe file, over those of the recipe that it extends."""
     if path in seen:
-        raise RecipeError("recipe.extends-itself", path=path, name=seen[-1].name)
+        raise RecipeError(
+            "recipe.extends-itself",
+            "{path}: extends itself by way of {name}",
+            path=path,
+            name=seen[-1].name,
+        )
     tree = _parsed(path)
     _rename(tree, path)
     for key, value in _DROPPED_KEYS.items():
@@ -417,7 +457,9 @@ def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     try:
         base_path = beside if beside.is_file() else find_recipe(str(parent))
     except RecipeError as error:
-        raise RecipeError("recipe.base-not-found", path=path, error=error) from None
+        raise RecipeError(
+            "recipe.base-not-found", "{path}: extends = {error}", path=path, error=error
+        ) from None
     base = _load_tree(base_path, (*seen, path))
     for section, values in tree.items():
         if not isinstance(values, dict):
@@ -449,7 +491,13 @@ def _rename(tree: dict[str, Any], path: Path) -> None:
         if not isinstance(values, dict) or name not in values:
             continue
         if new_name in values:
-            raise RecipeError("recipe.key-under-two-names", path=path, old_key=old, key=new)
+            raise RecipeError(
+                "recipe.key-under-two-names",
+                "{path}: {old_key} is the old name of {key}: remove {old_key}",
+                path=path,
+                old_key=old,
+                key=new,
+            )
         values[new_name] = values.pop(name)
 
 
@@ -483,7 +531,14 @@ def _first_fault(error: ValidationError) -> RecipeError:
     choices = [choice for other in others for choice in _choices(other)]
     hint = did_you_mean(first["input"], choices) if isinstance(first["input"], str) else ""
     value = json.dumps(first["input"])
-    return RecipeError("recipe.invalid-value", key=key, value=value, reason=reason, hint=hint)
+    return RecipeError(
+        "recipe.invalid-value",
+        "{key} = {value}: {reason}{hint}",
+        key=key,
+        value=value,
+        reason=reason,
+        hint=hint,
+    )
 
 
 def _unknown(key: str, value: Any) -> RecipeError:
@@ -491,13 +546,25 @@ def _unknown(key: str, value: Any) -> RecipeError:
         return unknown_key(key, all_keys())
     if isinstance(value, dict):
         hint = did_you_mean(key, RunConfig.model_fields)
-        return RecipeError("recipe.unknown-section", section=key, hint=hint)
-    return RecipeError("recipe.key-outside-section", key=key, hint=_meant(key, all_keys()))
+        return RecipeError(
+            "recipe.unknown-section",
+            "unknown recipe section {section!r}{hint}",
+            section=key,
+            hint=hint,
+        )
+    return RecipeError(
+        "recipe.key-outside-section",
+        "recipe key {key!r} stands outside a section{hint}",
+        key=key,
+        hint=_meant(key, all_keys()),
+    )
 
 
 def unknown_key(key: str, keys: Collection[str]) -> RecipeError:
     """The error for a key that is none of `keys`."""
-    return RecipeError("recipe.unknown-key", key=key, hint=_meant(key, keys))
+    return RecipeError(
+        "recipe.unknown-key", "unknown recipe key {key!r}{hint}", key=key, hint=_meant(key, keys)
+    )
 
 
 def _meant(key: str, keys: Collection[str]) -> str:

@@ -221,7 +221,7 @@ def open_own(path: str | Path, flags: int) -> int:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        raise InputError("file.is-link", path=path) from None
+        raise InputError("file.is-link", "{path}: a link: remove it", path=path) from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise InputError("file.not-regular", path=path)
@@ -290,7 +290,11 @@ def cache_folder() -> Path:
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainyard"
     except RuntimeError:
-        raise InputError("file.no-home", user=os.getuid()) from None
+        raise InputError(
+            "file.no-home",
+            "user {user} has no home folder: set HOME, or TRAINYARD_CACHE to a folder for caches",
+            user=os.getuid(),
+        ) from None
 
 
 class JsonLines:
@@ -416,7 +420,12 @@ def check_run(folder: Path) -> None:
     inside = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     runs = [name for name in inside if is_run(folder / name)]
     hint = f"; its folders are: did you mean {shlex.quote(str(folder))}/*?" if runs else ""
-    raise InputError("run.not-a-run-directory", path=folder, hint=hint)
+    raise InputError(
+        "run.not-a-run-directory",
+        "{path}: no run directory: it has neither recipe.toml nor metrics.jsonl{hint}",
+        path=folder,
+        hint=hint,
+    )
 
 
 def is_run(folder: Path) -> bool:
@@ -436,9 +445,16 @@ def find_checkpoint(target: Path, names: Sequence[str] = ("best", "latest")) -> 
         for name in names:
             if (checkpoints / name).exists():
                 return target, (checkpoints / name).resolve()
-        raise CheckpointError("checkpoint.none-yet", path=target, hint="")
+        raise CheckpointError(
+            "checkpoint.none-yet", "{path}: has no checkpoint yet{hint}", path=target, hint=""
+        )
     if (target / "manifest.json").is_file():
         run = target.resolve().parent.parent
         check_files(run)
         return run, target.resolve()
-    raise CheckpointError("checkpoint.wrong-path", path=target, hint="")
+    raise CheckpointError(
+        "checkpoint.wrong-path",
+        "{path}: neither a run directory nor a checkpoint{hint}",
+        path=target,
+        hint="",
+    )

@@ -43,7 +43,9 @@ def named_accelerator(key: str) -> Accelerator:
     """The GPU of a short name. InputError with the nearest names if there is none."""
     if key not in (known := accelerators()):
         hint = did_you_mean(key, known) or f"; known are {', '.join(known)}"
-        raise InputError("estimate.unknown-gpu", name=key, hint=hint)
+        raise InputError(
+            "estimate.unknown-gpu", "{name!r} is not a known GPU{hint}", name=key, hint=hint
+        )
     return known[key]
 
 

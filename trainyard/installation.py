@@ -30,7 +30,11 @@ def needed(module: str, extra: str, name: str) -> Any:
     except ImportError:
         package = module.partition(".")[0]
         raise DataError(
-            "data.needs-package", name=name, package=package, hint=install_hint(extra)
+            "data.needs-package",
+            "{name} needs {package}: {hint}",
+            name=name,
+            package=package,
+            hint=install_hint(extra),
         ) from None
 
 

@@ -45,6 +45,7 @@ def imported(key: str, name: str) -> Callable[..., Any]:
         own = [each for each, value in vars(found).items() if callable(value)]
         raise RecipeError(
             "function.not-found",
+            "{key}: {path} has no {name!r}{hint}",
             key=key,
             path=file,
             name=function,
@@ -53,7 +54,12 @@ def imported(key: str, name: str) -> Callable[..., Any]:
     called: Callable[..., Any] = getattr(found, function)
     if not callable(called):
         raise RecipeError(
-            "function.not-callable", key=key, name=function, path=file, type=type(called).__name__
+            "function.not-callable",
+            "{key}: {name!r} in {path} is of type {type}, not a function",
+            key=key,
+            name=function,
+            path=file,
+            type=type(called).__name__,
         )
     return called
 
@@ -67,7 +73,12 @@ def find(key: str, name: str) -> Path:
     module, _, function = name.partition(":")
     parts = module.split(".")
     if not all(part.isidentifier() for part in (*parts, function)):
-        raise RecipeError("function.malformed-name", key=key, value=name)
+        raise RecipeError(
+            "function.malformed-name",
+            "{key} = {value!r}: write it as 'module:function', 'nets:small' say",
+            key=key,
+            value=name,
+        )
     here = Path.cwd()
     if str(here) not in sys.path:
         sys.path.append(str(here))
@@ -75,6 +86,9 @@ def find(key: str, name: str) -> Path:
     if file is None:
         raise RecipeError(
             "function.module-not-found",
+            "{key} = {value!r}: there is no {module}.py in the working directory {path}, and only "
+            "its modules are imported: change to its folder; to use an installed package, import "
+            "the function in a module here",
             key=key,
             value=name,
             module=module.replace(".", "/"),
@@ -82,7 +96,14 @@ def find(key: str, name: str) -> Path:
         )
     for folder in (file.parent, *file.parent.parents):
         if RunDirectory(folder).recipe.is_file() and RunDirectory(folder).checkpoints.is_dir():
-            raise RecipeError("function.in-run-directory", key=key, value=name, path=file)
+            raise RecipeError(
+                "function.in-run-directory",
+                "{key} = {value!r}: {path} is in a run directory, whose code is never imported: "
+                "read it, and copy it into a folder of your own if you trust it",
+                key=key,
+                value=name,
+                path=file,
+            )
     _check_top(key, here, parts[0])
     return file
 
@@ -105,7 +126,13 @@ def _check_top(key: str, here: Path, top: str) -> None:
     places = places[:1] if places[:1] != [""] else places[1:]
     if not places or not all(os.path.exists(p) and os.path.samefile(p, own) for p in places):
         other = next((place for place in places if Path(place) != own), "another module")
-        raise RecipeError("function.module-hidden", key=key, path=own, other=other)
+        raise RecipeError(
+            "function.module-hidden",
+            "{key}: {path} is hidden by {other}: give it another name",
+            key=key,
+            path=own,
+            other=other,
+        )
 
 
 @contextmanager
@@ -119,7 +146,12 @@ def as_recipe_error(key: str, name: str) -> Iterator[None]:
         reason = str(error).partition("\n")[0]
         what = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
         raise RecipeError(
-            "function.failed", key=key, value=name, reason=what, place=_place(error)
+            "function.failed",
+            "{key} = {value!r} failed: {reason}{place}",
+            key=key,
+            value=name,
+            reason=what,
+            place=_place(error),
         ) from error
 
 

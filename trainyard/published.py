@@ -84,7 +84,12 @@ def _adapted(
     _check_model(source, name, getattr(model, "_model_args", {}))
     log, reason = adapt_weights(model, source, classes=classes, name=name, prefix=prefix)
     if reason is not None:
-        raise CheckpointError("weights.classifier-unusable", source=source.about, reason=reason)
+        raise CheckpointError(
+            "weights.classifier-unusable",
+            "{source}: {reason}: it cannot name classes",
+            source=source.about,
+            reason=reason,
+        )
     return model, log
 
 
@@ -95,7 +100,14 @@ def _check_model(source: LoadedWeights, name: str, arguments: Mapping[str, Any])
     theirs = _described(source.noted.get("architecture"), source.noted["model_args"])
     own = _described(name.partition(".")[0], arguments)
     if theirs != own:
-        raise CheckpointError("weights.of-other-model", source=source.about, theirs=theirs, own=own)
+        raise CheckpointError(
+            "weights.of-other-model",
+            "{source}: is an export of another model ({theirs}) than asked for ({own}): name its "
+            "architecture, with --model.options and --data.channels as in its run",
+            source=source.about,
+            theirs=theirs,
+            own=own,
+        )
 
 
 def _described(architecture: object, arguments: Mapping[str, Any]) -> str:
@@ -108,7 +120,13 @@ def _refuse_run(path: Path) -> None:
     folder = path if path.is_dir() else path.parent
     if path.is_dir() or (folder / "manifest.json").is_file():
         find_checkpoint(folder)  # another error for any other folder
-        raise CheckpointError("weights.of-a-run", path=path, folder=folder)
+        raise CheckpointError(
+            "weights.of-a-run",
+            "{path}: is a run's, and its recipe says how it is used: trainyard predict {folder} "
+            "IMAGE",
+            path=path,
+            folder=folder,
+        )
 
 
 def _prepared(

@@ -35,4 +35,10 @@ def refused(
     """Errors of the settings that are made, as they cannot go with `other`."""
     for setting, is_made in settings.items():
         if is_made:
-            yield RecipeError("recipe.keys-conflict", setting=setting, other=other, hint=hint)
+            yield RecipeError(
+                "recipe.keys-conflict",
+                "{setting} cannot go with {other}: {hint}",
+                setting=setting,
+                other=other,
+                hint=hint,
+            )

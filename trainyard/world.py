@@ -178,13 +178,27 @@ def check_devices(world: World, device: "torch.device") -> None:
     if None in first and len(first) > 1:
         rank, other = first[None], min(rank for gpu, rank in first.items() if gpu is not None)
         error = InputError(
-            "rank.no-gpu", rank=rank, host=hosts[rank], other=other, other_host=hosts[other]
+            "rank.no-gpu",
+            "rank {rank} on {host} sees no GPU, and rank {other} on {other_host} does: start no "
+            "more ranks on a host than it has GPUs, or hide the GPUs from all ranks "
+            "(CUDA_VISIBLE_DEVICES=) to train on the CPU",
+            rank=rank,
+            host=hosts[rank],
+            other=other,
+            other_host=hosts[other],
         )
     elif None not in first and len(first) < world.size:
         other = next(rank for rank, gpu in enumerate(gpus) if first[gpu] != rank)
         rank = first[gpus[other]]
         error = InputError(
-            "rank.shared-gpu", rank=rank, host=hosts[rank], other=other, other_host=hosts[other]
+            "rank.shared-gpu",
+            "rank {rank} on {host} and rank {other} on {other_host} have one GPU between them: "
+            "start no more ranks on a host than it has GPUs, or hide the GPUs from all ranks "
+            "(CUDA_VISIBLE_DEVICES=) to train on the CPU",
+            rank=rank,
+            host=hosts[rank],
+            other=other,
+            other_host=hosts[other],
         )
     if error is not None:
         error.is_shared = True
@@ -228,7 +242,9 @@ def together(world: World) -> Iterator[None]:
         raise error
     for rank, failure in enumerate(failures):
         if failure is not None:
-            peer_error = PeerError("rank.failed", rank=rank, reason=failure[1])
+            peer_error = PeerError(
+                "rank.failed", "rank {rank}: {reason}", rank=rank, reason=failure[1]
+            )
             peer_error.exit_code, peer_error.is_shared = failure[0], True
             raise peer_error
 

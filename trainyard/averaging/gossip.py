@@ -158,7 +158,14 @@ def check_bf16_groups(found: list[Round], *, bf16: bool) -> None:
     """RecipeError where messages in bf16 would be larger than an all-reduce of whole weights."""
     largest = max(len(group) for groups in found for group in groups)
     if bf16 and largest > _MAX_BF16_GROUP:
-        raise RecipeError("recipe.bf16-group-too-large", limit=_MAX_BF16_GROUP, size=largest)
+        raise RecipeError(
+            "recipe.bf16-group-too-large",
+            "average.compress = 'bf16' sends weights to each peer by itself, which is for groups "
+            "of up to {limit}; this topology's have up to {size}: leave it out, or take "
+            "average.topology = 'one-peer-exponential' or 'ring'",
+            limit=_MAX_BF16_GROUP,
+            size=largest,
+        )
 
 
 def _peers_per_round(topology: str, world: World, *, bf16: bool) -> list[_Peers]:
@@ -197,4 +204,10 @@ def _check_same(topology: str, found: list[Round], world: World) -> None:
     with together(world):
         for rank, digest in enumerate(digests):
             if digest != digests[0]:
-                raise RecipeError("recipe.topology-differs-by-rank", value=topology, rank=rank)
+                raise RecipeError(
+                    "recipe.topology-differs-by-rank",
+                    "average.topology = {value!r} gives rank {rank} other rounds than rank 0: it "
+                    "must depend on its arguments only, on nodes with the same number of ranks",
+                    value=topology,
+                    rank=rank,
+                )

@@ -18,7 +18,11 @@ def convert_to_sync(model: nn.Module) -> None:
     from timm.layers import convert_sync_batchnorm
 
     if next(model.parameters()).device.type == "cpu":
-        raise RecipeError("recipe.sync-batch-norm-needs-gpu")
+        raise RecipeError(
+            "recipe.sync-batch-norm-needs-gpu",
+            "average.batch_norm = 'sync' needs GPUs: remove it, and each replica normalises by "
+            "its own samples",
+        )
     for module in list(model.modules()):
         for name, layer in list(module.named_children()):
             # A frozen layer has a train() of its own and no statistics to synchronise.

@@ -27,7 +27,12 @@ def rounds(topology: str, size: int, local_size: int = 1) -> list[Round]:
         proposed = build(size, local_size)
         found = [[tuple(sorted(map(index, group))) for group in groups] for groups in proposed]
     if not found:
-        raise RecipeError("recipe.topology-without-rounds", key=KEY, value=topology)
+        raise RecipeError(
+            "recipe.topology-without-rounds",
+            "{key} = {value!r} gives no rounds",
+            key=KEY,
+            value=topology,
+        )
     for number, groups in enumerate(found):
         _check(groups, size, topology, number)
     return found
@@ -38,6 +43,8 @@ def _own(topology: str) -> Callable[..., Any]:
         names = ", ".join(BUILT_IN)
         raise RecipeError(
             "recipe.unknown-topology",
+            "{key} = {value!r} is neither one of {names} nor a function of your own, "
+            '"module:function"{hint}',
             key=KEY,
             value=topology,
             names=names,
@@ -53,6 +60,8 @@ def _check(groups: Round, size: int, topology: str, number: int) -> None:
         if counts[replica] != wanted:
             raise RecipeError(
                 "recipe.topology-rank-not-once",
+                "{key} = {value!r}, round {round}: has rank {rank} {num_times} times; each of the "
+                "ranks 0 to {last_rank} must appear exactly once, and no other",
                 key=KEY,
                 value=topology,
                 round=number,
@@ -143,6 +152,8 @@ def _check_power_of_two(topology: str, count: int, what: str, *, least: int) -> 
         wanted = f"{least}, {2 * least}, {4 * least}, ..."
         raise RecipeError(
             "recipe.topology-not-power-of-two",
+            "average.topology = {value!r} needs {allowed} {unit}, not {num_found}: take 'ring' or "
+            "'complete', which are for any number",
             value=topology,
             allowed=wanted,
             unit=what,

@@ -66,7 +66,11 @@ def _config(options: argparse.Namespace) -> "RunConfig":
     if options.recipe is not None:
         return config_of(options)
     if options.overrides:
-        raise InputError("option.key-without-recipe", key=next(iter(options.overrides)))
+        raise InputError(
+            "option.key-without-recipe",
+            "--{key} is a recipe key: name a RECIPE",
+            key=next(iter(options.overrides)),
+        )
     from trainyard.config import RunConfig, on_data
 
     config = RunConfig()

@@ -64,7 +64,11 @@ def estimate(options: argparse.Namespace) -> int:
     if options.run is not None:
         check_run(Path(options.run))
     elif options.device is None:
-        raise InputError("estimate.no-device")
+        raise InputError(
+            "estimate.no-device",
+            "how fast is a GPU? Give --device, its kind (a100-sxm-80gb, h100-sxm, …), or --run, "
+            "the directory of a run of the same model",
+        )
     device = None if options.device is None else named_accelerator(options.device)
     with loading():
         from trainyard.estimate.estimate import build_workload, estimate_run
@@ -92,6 +96,7 @@ def _cluster(
     if measured and measured.device and device not in (None, measured.device):
         raise InputError(
             "estimate.device-differs-from-run",
+            "--device {device}: {path} is a run on {name}: leave one of the two out",
             device=options.device,
             path=options.run,
             name=measured.device.name,

@@ -151,7 +151,12 @@ def _check_own_keys(keys: Iterable[str]) -> None:
 
     for key in keys:
         if key not in PRACTICAL and key != "batch.size":
-            raise InputError("temperature.other-keys", key=key)
+            raise InputError(
+                "temperature.other-keys",
+                "--temperature: predict and export use it with the run's own keys: leave --{key} "
+                "out",
+                key=key,
+            )
 
 
 def _check_lists(options: argparse.Namespace, checkpoint: Path) -> None:
@@ -161,7 +166,11 @@ def _check_lists(options: argparse.Namespace, checkpoint: Path) -> None:
     if read_progress(checkpoint).get("has_lists", False):
         for option in ("confusions", "suspects"):
             if getattr(options, option) is not None:
-                raise InputError("option.beside-lists", option=f"--{option}")
+                raise InputError(
+                    "option.beside-lists",
+                    "{option}: is for images with one label each, and these have lists of labels",
+                    option=f"--{option}",
+                )
 
 
 def _write(options: argparse.Namespace, result: "DataSetResult") -> None:

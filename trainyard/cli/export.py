@@ -109,13 +109,24 @@ def export(options: argparse.Namespace) -> int:
 
 def _check_options(options: argparse.Namespace) -> None:
     if options.file is None and options.hub is None and options.push is None:
-        raise InputError("export.no-destination")
+        raise InputError(
+            "export.no-destination",
+            "name a FILE to export to, a folder with --hub, or --push hf://OWNER/NAME",
+        )
     if options.file is None and options.format is not None:
-        raise InputError("option.format-without-file", value=options.format)
+        raise InputError(
+            "option.format-without-file",
+            "--format {value} is for a FILE, which is not named",
+            value=options.format,
+        )
     if options.file is None and options.photograph:
-        raise InputError("option.photograph-without-file")
+        raise InputError(
+            "option.photograph-without-file", "--photograph needs FILE.onnx or FILE.pt2"
+        )
     if options.private and options.push is None:
-        raise InputError("option.private-without-push")
+        raise InputError(
+            "option.private-without-push", "--private is for --push, which is not given"
+        )
 
 
 def _runtime_of(options: argparse.Namespace, kind: str | None) -> dict[str, bytes] | None:
@@ -123,10 +134,14 @@ def _runtime_of(options: argparse.Namespace, kind: str | None) -> dict[str, byte
     package = options.onnxruntime_web
     if package is None:
         if kind == "html":
-            raise InputError("export.page-without-runtime")
+            raise InputError(
+                "export.page-without-runtime",
+                "a page holds onnxruntime-web: get it by `npm pack onnxruntime-web`, and add "
+                "--onnxruntime-web FILE.tgz",
+            )
         return None
     if kind != "html":
-        raise InputError("export.runtime-without-page")
+        raise InputError("export.runtime-without-page", "--onnxruntime-web is for a FILE.html")
     from trainyard.export.page import read_runtime
 
     return read_runtime(Path(package))
@@ -147,12 +162,28 @@ def _kind_of(options: argparse.Namespace) -> str:
     file, given = options.file, options.format
     kind = Path(file).suffix.removeprefix(".").lower()
     if kind not in _KINDS and given is None:
-        raise InputError("export.unknown-suffix", path=file, names=", .".join(_KINDS))
+        raise InputError(
+            "export.unknown-suffix",
+            "{path}: the name does not end in .{names}; add --format",
+            path=file,
+            names=", .".join(_KINDS),
+        )
     if kind in _KINDS and given not in (None, kind):
-        raise InputError("export.format-differs-from-suffix", path=file, suffix=kind, value=given)
+        raise InputError(
+            "export.format-differs-from-suffix",
+            "{path}: ends in .{suffix}, and --format is {value}: leave one of them out, or name a "
+            "file that ends in .{value}",
+            path=file,
+            suffix=kind,
+            value=given,
+        )
     kind = given or kind
     if options.photograph and kind not in ("onnx", "pt2"):
-        raise InputError("export.no-photograph-format", path=file)
+        raise InputError(
+            "export.no-photograph-format",
+            "{path}: --photograph is for an .onnx or a .pt2 file",
+            path=file,
+        )
     return f"{kind}-photograph" if options.photograph else kind
 
 

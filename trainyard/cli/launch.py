@@ -59,7 +59,9 @@ def _job(launcher: Launcher, options: argparse.Namespace) -> Job:
     from trainyard.config import load_recipe
 
     if options.gpus and options.ranks:
-        raise InputError("launch.gpus-and-ranks")
+        raise InputError(
+            "launch.gpus-and-ranks", "--gpus and --ranks both set the number of ranks: drop one"
+        )
     if launcher.is_here(options):
         config_of(options)
     else:

@@ -28,7 +28,13 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
 def check_suffix(path: str | None, option: str, *suffixes: str) -> None:
     """InputError unless a file to write, if there is one, ends in one of these, in any case."""
     if path and Path(path).suffix.lower() not in suffixes:
-        raise InputError("option.wrong-suffix", option=option, path=path, suffix=suffixes[0])
+        raise InputError(
+            "option.wrong-suffix",
+            "{option} {path}: name a file that ends in {suffix}",
+            option=option,
+            path=path,
+            suffix=suffixes[0],
+        )
 
 
 # --- a trained model ---

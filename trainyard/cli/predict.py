@@ -193,7 +193,13 @@ def predict(options: argparse.Namespace) -> int:
         name, reason = bad[0]
         if total == 1:
             raise InputError("image.unreadable", name=name, reason=reason)
-        raise InputError("image.none-readable", name=name, reason=reason, num_images=total)
+        raise InputError(
+            "image.none-readable",
+            "{name}: {reason}; of {num_images:,} images none can be read",
+            name=name,
+            reason=reason,
+            num_images=total,
+        )
     _write(predictions)
     if options.json:
         print(_as_json(predictions))
@@ -212,7 +218,9 @@ def _check_files(options: argparse.Namespace) -> None:
     check_suffix(options.embeddings, "--embeddings", ".npz")
     check_suffix(options.duplicates, "--duplicates", ".csv")
     if options.similar is not None and not options.duplicates:
-        raise InputError("option.similar-without-duplicates")
+        raise InputError(
+            "option.similar-without-duplicates", "--similar is for --duplicates, which is not given"
+        )
 
 
 def _check_source(options: argparse.Namespace) -> None:
@@ -220,20 +228,38 @@ def _check_source(options: argparse.Namespace) -> None:
     if options.model is not None:
         options.images = [options.target, *options.images]
         if options.ema is not None:
-            raise InputError("option.ema-without-run")
+            raise InputError(
+                "option.ema-without-run",
+                "--ema and --ema-decay are for a run; --model has one set of weights",
+            )
         return
     if options.checkpoint is not None:
-        raise InputError("option.checkpoint-without-model")
+        raise InputError(
+            "option.checkpoint-without-model",
+            "--checkpoint FILE is for --model NAME; a run's checkpoint is named alone: trainyard "
+            "predict RUN_OR_CHECKPOINT IMAGE",
+        )
     check_target(options, options.images)
     if not options.images:
-        raise InputError("option.missing-image", command=options.parser.prog)
+        raise InputError(
+            "option.missing-image",
+            "name an IMAGE; see {command} --help",
+            command=options.parser.prog,
+        )
 
 
 def _check_unknown(classifier: "Classifier", options: argparse.Namespace) -> None:
     if options.unknown_below is not None and classifier.has_lists:
-        raise InputError("option.unknown-below-beside-lists")
+        raise InputError(
+            "option.unknown-below-beside-lists",
+            "--unknown-below: is for images of one class each; this model gives each class a "
+            "probability of its own",
+        )
     if options.unknown_below is not None and _UNKNOWN in classifier.classes:
-        raise InputError("option.unknown-is-a-class")
+        raise InputError(
+            "option.unknown-is-a-class",
+            "--unknown-below: the model has a class named unknown already",
+        )
 
 
 def _loaded(options: argparse.Namespace) -> "tuple[Classifier, list[str]]":

@@ -82,5 +82,9 @@ def naming(option: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            "option.file-unwritable", option=option, path=path, reason=error.strerror
+            "option.file-unwritable",
+            "{option} {path}: cannot be written ({reason})",
+            option=option,
+            path=path,
+            reason=error.strerror,
         ) from None

@@ -35,7 +35,7 @@ def recipes(options: argparse.Namespace) -> int:
 
     if not options.name:
         if options.params:
-            raise InputError("option.params-without-recipe")
+            raise InputError("option.params-without-recipe", "--params needs the NAME of a recipe")
         _print(_keys() if options.keys else _recipes(options.json), options)
         return 0
     config = load_recipe(options.name, options.overrides)

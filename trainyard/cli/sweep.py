@@ -99,7 +99,13 @@ def sweep(options: argparse.Namespace) -> int:
         return stopped_by(received).exit_code
     if failed:
         names = ", ".join(f"{name} (exit code {code})" for name, code in failed.items())
-        raise TrainyardError("sweep.failed", num_failed=len(failed), num=len(jobs), runs=names)
+        raise TrainyardError(
+            "sweep.failed",
+            "{num_failed} of {num} runs have failed: {runs}; the same command tries them again",
+            num_failed=len(failed),
+            num=len(jobs),
+            runs=names,
+        )
     for job, config in zip(jobs, configs, strict=True) if left else ():
         _is_done(job.run, config)  # not of data that have changed since
     return 0
@@ -118,7 +124,10 @@ def combinations(overrides: Mapping[str, str]) -> list[Combination]:
     values = {key: values_of(key, text) for key, text in overrides.items()}
     varied = [key for key, found in values.items() if len(found) > 1]
     if not varied:
-        raise RecipeError("sweep.nothing-varies")
+        raise RecipeError(
+            "sweep.nothing-varies",
+            "no key has several values: separate them by commas, --optim.lr 1e-3,3e-3 say",
+        )
     names = [key.partition(".")[2] for key in varied]
     labels = [
         short if names.count(short) == 1 else key for short, key in zip(names, varied, strict=True)
@@ -142,7 +151,12 @@ def values_of(key: str, text: str) -> list[str]:
 
     parts = list(dict.fromkeys(_parts(text)))
     if len(parts) > 1 and is_list(key) and not all(part.startswith("[") for part in parts):
-        raise RecipeError("sweep.list-without-brackets", key=key, value=text)
+        raise RecipeError(
+            "sweep.list-without-brackets",
+            "--{key} {value}: each value is a list: write it in brackets, [0.5,1.0],[0.7,1.0] say",
+            key=key,
+            value=text,
+        )
     return [part[1:-1] if _is_quoted(part) else part for part in parts]
 
 

@@ -116,10 +116,20 @@ def check_recipe(options: argparse.Namespace) -> None:
         return
     if (Path(recipe) / "recipe.toml").is_file():
         resumed = shlex.join((str(Path(recipe) / "recipe.toml"), "--run", recipe))
-        raise RecipeError("recipe.is-run", path=recipe, command=f"{command} {resumed}")
+        raise RecipeError(
+            "recipe.is-run",
+            "{path}: is a run, not a recipe; did you mean {command}?",
+            path=recipe,
+            command=f"{command} {resumed}",
+        )
     if os.path.isdir(recipe) or is_remote(recipe):
         command = f"{command} RECIPE --data {shlex.quote(recipe)}"
-        raise RecipeError("recipe.is-data", location=recipe, command=command)
+        raise RecipeError(
+            "recipe.is-data",
+            "{location}: is data, not a recipe; did you mean {command}?",
+            location=recipe,
+            command=command,
+        )
 
 
 def run_folder(options: argparse.Namespace) -> Path:

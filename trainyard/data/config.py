@@ -177,7 +177,11 @@ class DataConfig(Section):
         if self.order == "join":
             yield from self._conflicts_of_join(recipe)
         elif self.samples is not None:
-            yield RecipeError("recipe.samples-without-join", key="data.samples")
+            yield RecipeError(
+                "recipe.samples-without-join",
+                "{key} is for data.order = 'join' only: data with an index has been counted",
+                key="data.samples",
+            )
         if self.balance:
             settings = {
                 f"data.order = {self.order!r}": self.order != "exact",

@@ -146,7 +146,12 @@ def _check_hub(config: DataConfig) -> None:
     """RecipeError if a random order would ask the Hub for every image by itself."""
     named = next((name for name in _listed(config.train or ()) if is_on_hub(name)), None)
     if named and config.order == "exact" and not (config.stage or config.locality):
-        raise RecipeError("recipe.random-order-on-hub", location=named)
+        raise RecipeError(
+            "recipe.random-order-on-hub",
+            "{location}: the Hub is for large requests, not for one per image: set data.stage to "
+            "a folder for a copy, such as $SLURM_TMPDIR, or data.locality = 8192",
+            location=named,
+        )
 
 
 def _same_shards(config: DataConfig, world: World) -> tuple[str, ...]:
@@ -209,7 +214,12 @@ def open_split(
         raise RecipeError("recipe.data-not-set", key=source.key, hint=_how_to_set(source.key))
     locations, side = _listed(source.locations), source.side
     if any(location.startswith(PIPE) for location in locations):
-        raise RecipeError("recipe.pipe-without-join", key=source.key, value=str(source))
+        raise RecipeError(
+            "recipe.pipe-without-join",
+            "{key} = {value!r}: only training data with data.order = 'join' can be a pipe",
+            key=source.key,
+            value=str(source),
+        )
     with together(world):
         first = open_merged(locations, known, progress, side) if world.is_first else None
     found = gather(world, None if first is None else (first.path, first.fingerprint))[0]

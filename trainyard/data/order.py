@@ -44,7 +44,12 @@ def _plan(config: DataConfig, index: Index, *, global_batch: int, seed: int) -> 
     common = {"global_batch": global_batch, "seed": seed}
     if config.order == "resample":
         if config.locality:
-            raise RecipeError("recipe.locality-with-resample", value=config.locality)
+            raise RecipeError(
+                "recipe.locality-with-resample",
+                "data.locality = {value} is for data.order = 'exact'; 'resample' reads "
+                "neighbouring samples in any case",
+                value=config.locality,
+            )
         run, shards = _shards(index.file, sizes)
         return ResampledPlan(sizes, _draws(config, sizes), shards, run, **common)
     if config.weights is None:
@@ -57,13 +62,19 @@ def _draws(config: DataConfig, sizes: tuple[int, ...]) -> tuple[int, ...]:
     weights = config.weights or (1.0,) * len(sizes)
     if len(weights) != len(sizes):
         raise RecipeError(
-            "recipe.wrong-weight-count", num_weights=len(weights), num_locations=len(sizes)
+            "recipe.wrong-weight-count",
+            "data.weights has {num_weights} numbers, but data.train {num_locations} locations: "
+            "write one number for each, in the same order",
+            num_weights=len(weights),
+            num_locations=len(sizes),
         )
     draws = tuple(round(weight * size) for weight, size in zip(weights, sizes, strict=True))
     if 0 in draws:
         part = draws.index(0)
         raise RecipeError(
             "recipe.weight-too-small",
+            "data.weights: {value} times the {num_samples:,} samples of location {number} is less "
+            "than one: raise all weights alike, or leave it out",
             value=weights[part],
             num_samples=sizes[part],
             number=part + 1,

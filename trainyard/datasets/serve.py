@@ -95,17 +95,21 @@ class ServerOptions:
 def check_options(options: ServerOptions) -> None:
     """DataError for options that nginx would misinterpret."""
     if not options.folder.is_dir():
-        raise DataError("serve.no-such-folder", path=options.folder)
+        raise DataError("serve.no-such-folder", "{path}: no such folder", path=options.folder)
     if not re.fullmatch(r"[A-Za-z0-9.:-]+", options.host):
-        raise DataError("serve.malformed-host", value=options.host)
+        raise DataError(
+            "serve.malformed-host",
+            "--host {value!r} is neither an address nor a name",
+            value=options.host,
+        )
     if bool(options.certificate) != bool(options.key):
-        raise DataError("serve.incomplete-tls")
+        raise DataError("serve.incomplete-tls", "TLS needs both --certificate and --key")
     for path in filter(None, (options.certificate, options.key)):
         if not path.is_file():
-            raise DataError("serve.no-such-file", path=path)
+            raise DataError("serve.no-such-file", "{path}: no such file", path=path)
     name, _, password = (options.login or "NAME:PASSWORD").partition(":")
     if not (name and password) or not f"{name}{password}".isprintable():
-        raise DataError("serve.malformed-login")
+        raise DataError("serve.malformed-login", "--user is NAME:PASSWORD, of printable characters")
 
 
 def configuration(options: ServerOptions) -> str:
@@ -134,7 +138,11 @@ def serving(options: ServerOptions) -> Iterator["subprocess.Popen[bytes]"]:
         test = subprocess.run([*command, "-t", "-q"], capture_output=True, text=True, **account)
         if test.returncode:
             words = re.findall(r"\[emerg\] (?:\d+#\d+: )?(.*)", test.stderr)
-            raise DataError("serve.nginx-failed", reason=(words or [test.stderr.strip()])[0])
+            raise DataError(
+                "serve.nginx-failed",
+                "nginx cannot start: {reason}",
+                reason=(words or [test.stderr.strip()])[0],
+            )
         server = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -159,7 +167,11 @@ def _check_port(options: ServerOptions) -> None:
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise DataError(
-            "serve.cannot-listen", host=options.host, port=options.port, reason=why
+            "serve.cannot-listen",
+            "--host {host} --port {port}: {reason}",
+            host=options.host,
+            port=options.port,
+            reason=why,
         ) from None
 
 
@@ -171,7 +183,13 @@ def _account(folder: Path) -> dict[str, Any]:
     entry = pwd.getpwuid(owner) if owner else pwd.getpwnam("nobody")
     account: dict[str, Any] = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
     if subprocess.run(["test", "-x", folder], **account).returncode:
-        raise DataError("serve.folder-closed", path=folder, user=entry.pw_name)
+        raise DataError(
+            "serve.folder-closed",
+            "{path}: cannot be read by {user}, who runs nginx for root: be another user, or let "
+            "others read it",
+            path=folder,
+            user=entry.pw_name,
+        )
     return account
 
 
@@ -206,7 +224,9 @@ def find_nginx() -> str | None:
 def _nginx() -> list[str]:
     path = find_nginx()
     if path is None:
-        raise DataError("serve.needs-nginx")
+        raise DataError(
+            "serve.needs-nginx", "nginx is not installed: apt-get install nginx-light, or the like"
+        )
     printed = subprocess.run([path, "-v"], capture_output=True, text=True).stderr
     version = tuple(map(int, re.findall(r"\d+", printed)[:3]))
     # Older versions only warn that they cannot write to the system's log.
@@ -222,4 +242,4 @@ def _wait_until_it_answers(server: "subprocess.Popen[bytes]", options: ServerOpt
             return
         except OSError:
             time.sleep(0.01)
-    raise TrainyardError("serve.nginx-silent")
+    raise TrainyardError("serve.nginx-silent", "nginx did not answer; its output is above")

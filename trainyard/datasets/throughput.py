@@ -130,7 +130,12 @@ def hold(task: MeasuredLoad) -> EncodedSamples:
         if size > _HELD_BYTES:
             break
     if not ids:
-        raise DataError("data.no-readable-image", location=task.index.root, reason=failure)
+        raise DataError(
+            "data.no-readable-image",
+            "{location}: no image can be read ({reason})",
+            location=task.index.root,
+            reason=failure,
+        )
     return EncodedSamples(np.array(ids), contents)
 
 

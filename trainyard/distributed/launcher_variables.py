@@ -144,6 +144,7 @@ def _found(env: Mapping[str, str]) -> tuple[Starter, World]:
         names = starter.variables
         raise InputError(
             "rank.beyond-size",
+            "{variable} {rank} lies outside a {size_variable} of {size}",
             variable=names["rank"],
             rank=rank,
             size_variable=names["size"],
@@ -174,14 +175,23 @@ def _half_set(starter: Starter, values: Mapping[str, int], *wanted: str) -> Inpu
     missing = next(what for what in wanted if what not in values)
     present = ", ".join(names[what] for what in values if what in names)
     return InputError(
-        "rank.variable-missing", variable=names[missing], given=present, launcher=starter.name
+        "rank.variable-missing",
+        "{variable} is not set although {given} is ({launcher} sets both)",
+        variable=names[missing],
+        given=present,
+        launcher=starter.name,
     )
 
 
 def whole(name: str, text: str) -> int:
     """The number in a variable. InputError if its text is not a whole number."""
     if not text.strip().isdigit():
-        raise InputError("variable.not-a-number", name=name, value=text)
+        raise InputError(
+            "variable.not-a-number",
+            "{name} is {value!r}, which is not a whole number",
+            name=name,
+            value=text,
+        )
     return int(text)
 
 
@@ -223,11 +233,17 @@ def meeting_point(world: World, env: Mapping[str, str] = os.environ) -> MeetingP
     host = env.get("MASTER_ADDR", "").strip("[]")
     host = host or ("127.0.0.1" if world.num_nodes == 1 else first_host(env.get(starter.hosts, "")))
     if not host:
-        raise InputError("rank.no-master-addr")
+        raise InputError(
+            "rank.no-master-addr",
+            "MASTER_ADDR is not set, and the host of rank 0 is not known otherwise: set it for "
+            "all ranks (`mpirun -x MASTER_ADDR=HOST ...`), or start them by `trainyard launch`",
+        )
     derived = PORTS[crc32(job.encode()) % len(PORTS)] if job else _DEFAULT_PORT
     port = whole("MASTER_PORT", env.get("MASTER_PORT") or str(derived))
     if not 0 < port < 1 << 16:
-        raise InputError("rank.malformed-port", value=port)
+        raise InputError(
+            "rank.malformed-port", "MASTER_PORT is {value}, which is not a port", value=port
+        )
     is_hosted = starter is STARTERS[0] and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return MeetingPoint(host, port, is_hosted=is_hosted, job=job)
 

@@ -106,6 +106,9 @@ def _join(world: World, facts: Mapping[str, str]) -> Watchdog:
         first_line, me = f"{error}".partition("\n")[0], ProcessInfo.current()
         raise PeerError(
             "rank.cannot-connect",
+            "rank {rank} ({host}, process {pid}) cannot connect to all others by the interface "
+            "{interface}: set GLOO_SOCKET_IFNAME to the one that leads to them, and open all "
+            "ports between the hosts ({reason})",
             rank=world.rank,
             host=me.host,
             pid=me.pid,
@@ -124,6 +127,7 @@ def _own_device(world: World) -> tuple["torch.device", str | None]:
         first_line, me = f"{error}".partition("\n")[0], ProcessInfo.current()
         raise TrainyardError(
             "rank.gpu-failed",
+            "rank {rank} ({host}, process {pid}) cannot use its GPU: {reason}",
             rank=world.rank,
             host=me.host,
             pid=me.pid,

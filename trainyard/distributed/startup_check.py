@@ -63,14 +63,16 @@ def check_start(
     start = Start(address, [ProcessInfo(*process) for process in processes])
     if problem:
         time.sleep(_PROBLEM_S * world.is_first)  # the store goes with this process
-        kind, code, fields = problem
-        error: TrainyardError = _KINDS[kind].unpacked(code, fields)
+        kind, code, text, fields = problem
+        error: TrainyardError = _KINDS[kind].unpacked(code, text, fields)
         error.is_shared = True
         raise error
     me, there = ProcessInfo.current(), start.processes[world.rank]
     if there != me:
         raise InputError(
             "rank.taken",
+            "rank {rank} ({other_host}, process {other_pid}) has joined, so {host}, process {pid} "
+            "cannot be rank {rank}: do two runs share a MASTER_PORT?",
             rank=world.rank,
             other_host=there.host,
             other_pid=there.pid,
@@ -87,7 +89,11 @@ def _arrive(store: "Store", world: World, facts: Facts, point: MeetingPoint) -> 
         store.set(f"arrival/{world.rank}", json.dumps(arrival))
         store.wait(["answer"])
     except RuntimeError as error:
-        raise PeerError("rank.first-rank-gone", address=str(point)) from error
+        raise PeerError(
+            "rank.first-rank-gone",
+            "rank 0 at {address} is gone or does not answer; see its output",
+            address=str(point),
+        ) from error
 
 
 def _differences(first: Facts, mine: Facts) -> list[str]:
@@ -115,6 +121,9 @@ def _answer(
         hosts = _listed(sorted({me.host, *(each.process.host for each in arrivals.values())}))
         problem = PeerError(
             "rank.absent",
+            "{ranks} of {size} did not come within {limit_s:.0f} s; there are ranks from {hosts}. "
+            "Either they were not started or failed before (see their output), or they cannot "
+            "reach {address} (a wrong interface, a closed port)",
             ranks=_ranks(missing),
             size=world.size,
             limit_s=limit_s,
@@ -162,6 +171,8 @@ def _disagreement(me: ProcessInfo, arrivals: Mapping[int, _Arrival]) -> InputErr
     others_too = f" ({more} more {'rank differs' if more == 1 else 'ranks differ'})" * (more > 0)
     return InputError(
         "rank.run-differs",
+        "rank {rank} ({host}, process {pid}) does not run what rank 0 ({first_host}, process "
+        "{first_pid}) runs: {changes}{more}",
         rank=rank,
         host=there.host,
         pid=there.pid,

@@ -59,6 +59,9 @@ def _own_store(point: MeetingPoint, world: World) -> "Store":
         me = ProcessInfo.current()
         raise InputError(
             "rank.cannot-listen",
+            "rank {rank} ({host}, process {pid}) cannot listen at {address} ({reason}): is "
+            "another run using it, or a leftover process? Set MASTER_PORT to a free port, and "
+            "MASTER_ADDR to an address of the host of rank 0",
             rank=world.rank,
             host=me.host,
             pid=me.pid,
@@ -89,6 +92,8 @@ def _store_of_first(point: MeetingPoint, world: World, limit_s: float) -> "Store
                 me = ProcessInfo.current()
                 raise PeerError(
                     "rank.first-rank-unreachable",
+                    "rank {rank} ({host}, process {pid}) did not reach rank 0 at {address} within "
+                    "{limit_s:.0f} s: {reason}",
                     rank=world.rank,
                     host=me.host,
                     pid=me.pid,

@@ -128,17 +128,32 @@ def measure_run(folder: Path, config: RunConfig) -> Measured:
         reports = [r for r in read_history(directory.metrics).train if _has_rate(r)]
         of_run = load_recipe(str(directory.recipe))
     except InputError as error:
-        raise InputError("estimate.not-a-run", path=folder, error=str(error)) from None
+        raise InputError(
+            "estimate.not-a-run",
+            "{path} is no run directory: {error}",
+            path=folder,
+            error=str(error),
+        ) from None
     gpus = reports[-1]["world_size"] if reports else 1
     keys = (*_DECIDING, *(_EXCHANGE if gpus > 1 else ()))
     if changed := differences(of_run, config, keys):
-        raise InputError("estimate.recipe-differs", path=folder, changes="; ".join(changed))
+        raise InputError(
+            "estimate.recipe-differs",
+            "--run {path}: its steps are not those of this recipe ({changes}): give a run of the "
+            "same model, or --device",
+            path=folder,
+            changes="; ".join(changed),
+        )
     if reports:
         samples = round(reports[0]["samples"] / reports[0]["epoch"])
         end = build_run_course(of_run, samples).phases[0].stop
         reports = [r for r in reports[1:] if r["step"] <= end and r["world_size"] == gpus]
     if not reports:
-        raise InputError("estimate.too-few-reports", path=directory.metrics)
+        raise InputError(
+            "estimate.too-few-reports",
+            "{path}: has no second report of training to go by",
+            path=directory.metrics,
+        )
     rates = [r["images_per_s"] / (1 - (number(r, "data_wait") or 0.0)) / gpus for r in reports]
     loading = [rate / gpus for r in reports if (rate := number(r, "images_per_s_loader"))]
     slow, rate, fast = np.quantile(rates, [0.1, 0.5, 0.9]).tolist()
@@ -198,6 +213,8 @@ def peak_flops(device: Accelerator, precision: str) -> float:
         others = [name for name in ("fp16", "bf16") if name in device.peak]
         raise InputError(
             "estimate.unsupported-precision",
+            "batch.precision = {value!r}: {name} has no units for it: set --batch.precision "
+            "{other}",
             value=precision,
             name=device.name,
             other=others[0],
@@ -307,9 +324,20 @@ def estimate_run(workload: Workload, cluster: Cluster, gpus: int) -> Estimate:
 
 def _check(course: Course, measured: Measured | None, gpus: int) -> None:
     if (least := min(phase.batch for phase in course.phases)) < gpus:
-        raise InputError("estimate.batch-too-small", batch=least, num_gpus=gpus)
+        raise InputError(
+            "estimate.batch-too-small",
+            "a batch of {batch:,} is not enough for {num_gpus:,} GPUs: raise --batch.size",
+            batch=least,
+            num_gpus=gpus,
+        )
     if measured and measured.gpus not in (1, gpus):
-        raise InputError("estimate.gpus-differ", path=measured.folder, num_gpus=measured.gpus)
+        raise InputError(
+            "estimate.gpus-differ",
+            "--run {path}: its {num_gpus} GPUs waited for each other, which no other number does "
+            "alike: give --gpus {num_gpus}, or a run on one GPU",
+            path=measured.folder,
+            num_gpus=measured.gpus,
+        )
 
 
 def _mean_step(

@@ -132,10 +132,15 @@ def _difference(
     largest = relative = 0.0
     for ours, theirs in pairs:
         if ours.shape != theirs.shape or not theirs.isfinite().all():
-            raise DiffersError("export.logits-not-finite")
+            raise DiffersError("export.logits-not-finite", "its logits are missing or not finite")
         off = (ours - theirs).abs().max().item()
         largest = max(largest, off)
         relative = max(relative, off / max(ours.abs().max().item(), 1e-12))
     if relative > tolerance:
-        raise DiffersError("export.logits-differ", largest=largest, relative=relative)
+        raise DiffersError(
+            "export.logits-differ",
+            "its logits differ by up to {largest:.2g}, {relative:.1%} of the largest one",
+            largest=largest,
+            relative=relative,
+        )
     return Difference(largest, relative, num_real)

@@ -66,7 +66,12 @@ class Exporter:
         """InputError about an option if timm does not know the architecture."""
         if self._about.own_module is not None:
             name = self._about.architecture
-            raise InputError("export.unknown-to-timm", option=option, name=name)
+            raise InputError(
+                "export.unknown-to-timm",
+                "{option}: timm has no architecture {name}: export a FILE",
+                option=option,
+                name=name,
+            )
 
     def to_file(self, path: Path, kind: str) -> Export:
         """Write a file of a format, and a card beside it: model.onnx and model.onnx.md.
@@ -76,7 +81,13 @@ class Exporter:
         """
         check_file(path, kind)
         if kind == "html" and self._about.channels not in (1, 3):
-            raise InputError("export.page-of-channels", path=path, channels=self._about.channels)
+            raise InputError(
+                "export.page-of-channels",
+                "{path}: a page shows photographs, of 1 or 3 channels, and the model takes "
+                "{channels}: export an .onnx or a .pt2 file",
+                path=path,
+                channels=self._about.channels,
+            )
         with _staging(path, self._bytes) as folder:
             inner = folder / path.name
             difference = self._checked(kind, inner)
@@ -152,8 +163,20 @@ class Exporter:
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         name = self._about.architecture
         if kind in ("hub", "safetensors") and self._about.own_module is None:
-            raise TrainyardError("export.not-loadable", name=name, format=kind, reason=reason)
-        raise TrainyardError("export.failed", name=name, format=kind, reason=reason)
+            raise TrainyardError(
+                "export.not-loadable",
+                "{name} as {format}: timm cannot load it again: {reason}; nothing was written",
+                name=name,
+                format=kind,
+                reason=reason,
+            )
+        raise TrainyardError(
+            "export.failed",
+            "{name} as {format}: export failed: {reason}; nothing was written",
+            name=name,
+            format=kind,
+            reason=reason,
+        )
 
 
 def card_of(path: Path) -> Path:
@@ -167,10 +190,18 @@ def check_file(path: Path, kind: str) -> None:
     if not path.parent.is_dir():
         raise InputError("export.no-parent-folder", path=path, folder=path.parent)
     if path.is_dir():
-        raise InputError("export.file-is-folder", path=path)
+        raise InputError(
+            "export.file-is-folder",
+            "{path}: is a folder; name a file, or say --hub {path}",
+            path=path,
+        )
     beside = card_of(path)
     if beside.exists() and MADE_BY not in beside.read_text(errors="replace"):
-        raise InputError("export.card-exists", path=beside)
+        raise InputError(
+            "export.card-exists",
+            "{path}: exists, where the model card would be written: move it, or export elsewhere",
+            path=beside,
+        )
 
 
 def check_hub(path: Path) -> None:
@@ -178,9 +209,13 @@ def check_hub(path: Path) -> None:
     if not path.parent.is_dir():
         raise InputError("export.no-parent-folder", path=path, folder=path.parent)
     if path.exists() and not path.is_dir():
-        raise InputError("export.hub-is-file", path=path)
+        raise InputError("export.hub-is-file", "--hub {path}: is a file; name a folder", path=path)
     if path.is_dir() and any(path.iterdir()) and not is_ours(path):
-        raise InputError("export.hub-not-empty", path=path)
+        raise InputError(
+            "export.hub-not-empty",
+            "--hub {path}: holds other files; name a new folder, or an empty one",
+            path=path,
+        )
 
 
 @contextmanager

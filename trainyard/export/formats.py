@@ -124,7 +124,10 @@ def _check_onnx() -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise InputError(
-            "export.needs-onnx", hint=install_hint("onnx"), reason=str(error)
+            "export.needs-onnx",
+            "ONNX needs further packages: {hint} ({reason})",
+            hint=install_hint("onnx"),
+            reason=str(error),
         ) from None
 
 

@@ -43,7 +43,12 @@ def read_runtime(package: Path) -> dict[str, bytes]:
         reason = str(error).partition(":")[0]
         raise InputError("file.unreadable", path=package, reason=reason) from None
     if missing := [_FILES[key] for key in _FILES if key not in found]:
-        raise InputError("export.no-onnxruntime-web", path=package, names=", ".join(missing))
+        raise InputError(
+            "export.no-onnxruntime-web",
+            "{path}: not what `npm pack onnxruntime-web` makes: no {names} in it, or a damaged one",
+            path=package,
+            names=", ".join(missing),
+        )
     return found
 
 

@@ -27,19 +27,34 @@ class Repository:
         """InputError if `name` is no hf://OWNER/NAME[@REVISION], or if there is no token."""
         found = _NAME.fullmatch(name)
         if found is None:
-            raise InputError("export.malformed-push-name", name=name)
+            raise InputError(
+                "export.malformed-push-name",
+                "--push {name}: write hf://OWNER/NAME, or hf://OWNER/NAME@REVISION",
+                name=name,
+            )
         self.name, self._id, self._revision = name, found["id"], found["revision"]
         try:
             validate_repo_id(self._id)
         except HFValidationError as error:
             raise InputError(
-                "export.invalid-repository-name", name=name, reason=str(error)
+                "export.invalid-repository-name",
+                "--push {name}: {reason}",
+                name=name,
+                reason=str(error),
             ) from None
         token = get_token()
         if token is None:
-            raise InputError("export.no-token", name=name)
+            raise InputError(
+                "export.no-token",
+                "--push {name}: no token: set HF_TOKEN, or run `hf auth login`",
+                name=name,
+            )
         if not (token.isascii() and token.isprintable()):  # an error would quote it
-            raise InputError("export.malformed-token", name=name)
+            raise InputError(
+                "export.malformed-token",
+                "--push {name}: the token has a character that tokens cannot have",
+                name=name,
+            )
         self._api = HfApi(hub_endpoint(), token=token)
 
     @property
@@ -62,7 +77,11 @@ class Repository:
         with self._one_line_errors("the upload is not complete"):
             self._api.create_repo(self._id, private=private or None, exist_ok=True)
             if private and not self._api.model_info(self._id).private:
-                raise InputError("export.repository-public", name=self._id)
+                raise InputError(
+                    "export.repository-public",
+                    "--private: {name} is there already, and public",
+                    name=self._id,
+                )
             if self._revision is not None and not self._revision.startswith("refs/"):
                 self._api.create_branch(self._id, branch=self._revision, exist_ok=True)
             commit = self._api.upload_folder(
@@ -90,11 +109,19 @@ class Repository:
             if getattr(getattr(cause, "response", None), "status_code", 0) in (401, 403, 404):
                 raise InputError(
                     "export.token-refused",
+                    "--push {name}: {address}: {reason}; {outcome}: the token (HF_TOKEN, else "
+                    "that of `hf auth login`) needs the role write, and OWNER must be its account "
+                    "or an organisation of that",
                     name=name,
                     address=address,
                     reason=reason,
                     outcome=outcome,
                 ) from error
             raise TrainyardError(
-                "export.push-failed", name=name, address=address, reason=reason, outcome=outcome
+                "export.push-failed",
+                "--push {name}: {address}: {reason}; {outcome}",
+                name=name,
+                address=address,
+                reason=reason,
+                outcome=outcome,
             ) from error

@@ -172,7 +172,12 @@ def in_pod(env: MutableMapping[str, str]) -> tuple[int, KnownMeetingPoint]:
     texts = {}
     for name in (*_NUMBERS, _ADDRESS):
         if name not in env:
-            raise InputError("launch.agent-outside-pod", name=name)
+            raise InputError(
+                "launch.agent-outside-pod",
+                "{name} is not set: `launch agent` is what `launch kubernetes` starts in every "
+                "pod; on one machine use `launch local`",
+                name=name,
+            )
         texts[name] = env.pop(name)
     env["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # pods have as many ranks each: no agent asks
     node, num_nodes, ranks, port = (whole(name, texts[name]) for name in _NUMBERS)
@@ -246,10 +251,14 @@ def _code_of_leaving(codes: dict[int, int], say: Say) -> int:
 
 def _end_of(error: RendezvousError) -> TrainyardError:
     if isinstance(error, RendezvousTimeoutError):
-        return TrainyardError("launch.too-few-hosts")
+        return TrainyardError("launch.too-few-hosts", "too few hosts came to go on with")
     if isinstance(error, RendezvousClosedError | RendezvousGracefulExitError):
-        return TrainyardError("launch.ended-elsewhere")
-    return TrainyardError("launch.store-gone")
+        return TrainyardError(
+            "launch.ended-elsewhere", "another host has ended the run; its output says why"
+        )
+    return TrainyardError(
+        "launch.store-gone", "the store at the first host is gone: give the command again"
+    )
 
 
 def _raise(number: int, frame: FrameType | None) -> None:

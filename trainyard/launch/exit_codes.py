@@ -83,7 +83,12 @@ def code_after(
     """
     rank, code = first_cause(codes) if codes else (0, Stopped.exit_code)
     if not is_stop(code):
-        raise ending_with(code, TrainyardError("launch.not-saved", reason=reason_of(rank, code)))
+        raise ending_with(
+            code,
+            TrainyardError(
+                "launch.not-saved", "stopped, but not saved: {reason}", reason=reason_of(rank, code)
+            ),
+        )
     return stopped_by(number).exit_code if code else 0
 
 
@@ -96,4 +101,10 @@ def ending_with(code: int, error: TrainyardError) -> TrainyardError:
 def killed(rank: int, number: int) -> TrainyardError:
     """The error of a rank that a signal killed."""
     hint = "; signal 9 without your doing usually means that memory ran out" * (number == 9)
-    return TrainyardError("launch.rank-killed", rank=rank, signal=number, hint=hint)
+    return TrainyardError(
+        "launch.rank-killed",
+        "rank {rank} was killed by signal {signal}{hint}",
+        rank=rank,
+        signal=number,
+        hint=hint,
+    )

@@ -34,7 +34,9 @@ def read_hosts(given: str) -> list[GivenHost]:
         lines = path.read_text().splitlines()
         entries = [(f"{path}, line {number}", line) for number, line in enumerate(lines, 1)]
     elif "/" in given:
-        raise InputError("launch.no-such-hosts-file", path=given)
+        raise InputError(
+            "launch.no-such-hosts-file", "--hosts: there is no file {path}", path=given
+        )
     else:
         entries = [("--hosts", entry) for entry in given.split(",")]
     entries = [(where, entry.partition("#")[0].strip()) for where, entry in entries]
@@ -44,10 +46,15 @@ def read_hosts(given: str) -> list[GivenHost]:
             continue
         host = _host(where, entry)
         if host.name in hosts:
-            raise InputError("launch.host-named-twice", where=where, name=host.name)
+            raise InputError(
+                "launch.host-named-twice",
+                "{where}: {name} stands there twice; for two ranks: {name}:2",
+                where=where,
+                name=host.name,
+            )
         hosts[host.name] = host
     if not hosts:
-        raise InputError("launch.no-hosts", value=given)
+        raise InputError("launch.no-hosts", "--hosts: there are no hosts in {value!r}", value=given)
     return list(hosts.values())
 
 
@@ -58,9 +65,19 @@ def _host(where: str, entry: str) -> GivenHost:
     for option in options:
         match = _SLOTS.fullmatch(option)
         if match is None or slots is not None:
-            raise InputError("launch.malformed-slots", where=where, value=option)
+            raise InputError(
+                "launch.malformed-slots",
+                "{where}: {value!r} is not slots=N, the number of ranks on a host",
+                where=where,
+                value=option,
+            )
         slots = match["slots"]
     target = found and (found["user"] or "") + (found["address"] or found["name"])
     if not target or target.startswith("-") or slots == "0":
-        raise InputError("launch.malformed-host", where=where, value=entry)
+        raise InputError(
+            "launch.malformed-host",
+            "{where}: {value!r} is no host: a, user@a, a:4 or [2001:db8::1]:4",
+            where=where,
+            value=entry,
+        )
     return GivenHost(target, None if slots is None else int(slots))

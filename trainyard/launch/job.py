@@ -53,7 +53,13 @@ class Job:
             if is_remote(word) and not word.startswith("--"):
                 check_url(word)
             if without_secrets(word) != word:
-                raise InputError("launch.signature-written", value=without_secrets(word), name=file)
+                raise InputError(
+                    "launch.signature-written",
+                    "{value}: holds a signature, and would be written into {name}: use a login in "
+                    "~/.netrc, or a token in TRAINYARD_TOKENS, on every host",
+                    value=without_secrets(word),
+                    name=file,
+                )
 
 
 def job_of(

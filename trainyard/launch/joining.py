@@ -30,7 +30,11 @@ def listen(address: str | None) -> tuple[str, socket.socket]:
         return name, socket.create_server((place[0], 0), family=family)
     except OSError as error:
         raise InputError(
-            "launch.cannot-listen", address=name, reason=error.strerror or str(error)
+            "launch.cannot-listen",
+            "cannot listen at {address} ({reason}): --master-addr is to be an address of the "
+            "first host, at which the others reach it",
+            address=name,
+            reason=error.strerror or str(error),
         ) from None
 
 
@@ -45,7 +49,11 @@ def rendezvous(
         own = local_address(host)
     except OSError as error:
         raise InputError(
-            "launch.first-host-unreachable", address=endpoint, reason=error.strerror or str(error)
+            "launch.first-host-unreachable",
+            "this host does not reach the first one at {address} ({reason}): open the ports "
+            "between the hosts, or give an address that leads there: --master-addr",
+            address=endpoint,
+            reason=error.strerror or str(error),
         ) from None
     store = TCPStore(
         host,

@@ -104,19 +104,33 @@ class Kubernetes(Launcher):
         try:
             return subprocess.run(["kubectl", "apply", "-f", "-"], input=text, text=True).returncode
         except FileNotFoundError:
-            raise InputError("launch.no-kubectl") from None
+            raise InputError(
+                "launch.no-kubectl",
+                "kubectl is not installed: install it, or drop --apply and apply the manifest "
+                "yourself",
+            ) from None
 
 
 def _check_paths(job: Job, options: argparse.Namespace) -> None:
     """InputError for a run directory or data that pods would not find."""
     volumes = dict(options.volume)
     if len(volumes) < len(options.volume):
-        raise InputError("launch.claim-twice")
+        raise InputError("launch.claim-twice", "--volume: a claim appears twice; mount it once")
     if not any(PurePosixPath(job.run).is_relative_to(path) for path in volumes.values()):
-        raise InputError("launch.run-not-on-volume", path=job.run)
+        raise InputError(
+            "launch.run-not-on-volume",
+            "the run directory {path} is not on a volume, so a restarted pod would not find it: "
+            "--volume CLAIM:/PATH --run /PATH/runs/NAME",
+            path=job.run,
+        )
     for location in options.data or ():
         if not is_remote(location) and not PurePosixPath(location).is_absolute():
-            raise InputError("launch.data-not-on-pod", location=location)
+            raise InputError(
+                "launch.data-not-on-pod",
+                "--data {location}: a path of this folder, which a pod does not have: name the "
+                "path on a volume, --volume CLAIM:/PATH --data /PATH/NAME, or a URL",
+                location=location,
+            )
 
 
 def _own_recipe(recipe: str) -> str | None:

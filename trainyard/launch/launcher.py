@@ -108,7 +108,12 @@ def ranks_here(options: argparse.Namespace) -> int:
     """
     devices = num_gpus()
     if options.gpus and devices < options.gpus:
-        raise InputError("launch.too-few-gpus", num_gpus=devices, num_wanted=options.gpus)
+        raise InputError(
+            "launch.too-few-gpus",
+            "this host has {num_gpus} GPUs, not {num_wanted}",
+            num_gpus=devices,
+            num_wanted=options.gpus,
+        )
     return int(options.ranks or options.gpus or max(devices, 1))
 
 

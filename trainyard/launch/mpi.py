@@ -82,12 +82,19 @@ def _options(options: argparse.Namespace) -> MpiOptions:
     hosts = read_hosts(options.hosts or "localhost")
     for host in hosts:
         if host.target != host.name:
-            raise InputError("launch.user-for-mpirun", value=host.target, name=host.name)
+            raise InputError(
+                "launch.user-for-mpirun",
+                "--hosts: {value}: mpirun takes no user, only {name}",
+                value=host.target,
+                name=host.name,
+            )
     given = {host.name: host.slots for host in hosts}
     ranks = options.ranks or options.gpus
     if ranks is None and None in given.values():
         if options.hosts:  # other hosts may have other GPUs than this machine
-            raise InputError("launch.no-ranks-per-host")
+            raise InputError(
+                "launch.no-ranks-per-host", "set the number of ranks per host: --gpus N, or a:8"
+            )
         ranks = ranks_here(options)
     return MpiOptions(
         hosts={host: slots or ranks for host, slots in given.items()},
@@ -135,10 +142,15 @@ def launch_mpi(job: Job, options: MpiOptions) -> int:
             preexec_fn=lambda: signal_without_parent(signal.SIGUSR1),
         )
     except FileNotFoundError:
-        raise InputError("launch.needs-mpirun", command=command[0]) from None
+        raise InputError(
+            "launch.needs-mpirun",
+            "there is no {command}: install OpenMPI (openmpi-bin), load its module, or give the "
+            "path with --mpirun",
+            command=command[0],
+        ) from None
     except OSError as error:
         raise InputError(
-            "launch.mpirun-failed", command=command[0], reason=error.strerror
+            "launch.mpirun-failed", "{command}: {reason}", command=command[0], reason=error.strerror
         ) from None
     with process, _passing_signals(process) as got:
         code = process.wait()

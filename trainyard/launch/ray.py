@@ -112,7 +112,12 @@ def _options(job: Job, options: argparse.Namespace) -> RayOptions:
     environment = _environment(options)
     ray = record_of(RayOptions, options, environment=environment, is_json=options.json)
     if ray.folder is None and not job.run.is_absolute():  # Ray deletes its copy at the end
-        raise InputError("launch.run-in-working-copy", path=job.run)
+        raise InputError(
+            "launch.run-in-working-copy",
+            "--run {path}: where the working directory is a copy, on every node another one, give "
+            "the run directory from the root on, on storage that all nodes share",
+            path=job.run,
+        )
     return ray
 
 
@@ -128,11 +133,20 @@ def _environment(options: argparse.Namespace) -> dict[str, Any]:
         found = yaml.safe_load(Path(path).read_text())
     except OSError as error:
         reason = error.strerror
-        raise InputError("launch.runtime-env-unreadable", path=path, reason=reason) from None
+        raise InputError(
+            "launch.runtime-env-unreadable",
+            "--runtime-env {path}: {reason}",
+            path=path,
+            reason=reason,
+        ) from None
     except yaml.YAMLError:
         found = None
     if not isinstance(found, dict):
-        raise InputError("launch.runtime-env-no-mapping", path=path)
+        raise InputError(
+            "launch.runtime-env-no-mapping",
+            "--runtime-env {path} is no mapping in YAML or JSON",
+            path=path,
+        )
     return found
 
 
@@ -154,7 +168,13 @@ def launch_ray(job: Job, options: RayOptions) -> int:
             free_nodes()
         except (ImportError, AttributeError) as error:
             reason = f"{error}".partition("\n")[0]
-            raise InputError("launch.other-ray", version=ray.__version__, reason=reason) from None
+            raise InputError(
+                "launch.other-ray",
+                "Ray {version} has other parts than Ray 2.58 to 2.60 ({reason}): install one of "
+                "these",
+                version=ray.__version__,
+                reason=reason,
+            ) from None
         take_any_text()
         bundle = _bundle(options)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -224,7 +244,12 @@ def _await_end(trainer: Any, board: Any, signals: list[int], check: Callable[[fl
     _, code = first_cause(codes) if codes else (0, 0)
     if failure and code not in MISTAKES:  # nodes that are left may have saved
         code = TrainyardError.exit_code if is_stop(code) else code
-        raise ending_with(code, TrainyardError("launch.no-restart-left", reason=failure))
+        raise ending_with(
+            code,
+            TrainyardError(
+                "launch.no-restart-left", "no restart is left: {reason}", reason=failure
+            ),
+        )
     return meaning_of(code)
 
 
@@ -269,7 +294,9 @@ def connected(options: RayOptions) -> Iterator[None]:
     try:
         import ray
     except ImportError:
-        raise InputError("launch.needs-ray", hint=install_hint("ray")) from None
+        raise InputError(
+            "launch.needs-ray", "this needs Ray: {hint}", hint=install_hint("ray")
+        ) from None
 
     given = options.address or os.environ.get("RAY_ADDRESS")
     address = given or "auto"
@@ -286,7 +313,9 @@ def connected(options: RayOptions) -> Iterator[None]:
         if ray.is_initialized():
             raise
         first_line = str(error).strip().partition("\n")[0]  # for instance of a version mismatch
-        raise InputError("launch.ray-failed", address=address, reason=first_line) from None
+        raise InputError(
+            "launch.ray-failed", "Ray at {address}: {reason}", address=address, reason=first_line
+        ) from None
     finally:
         ray.shutdown()
 
@@ -300,7 +329,11 @@ def _check_answer(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except OSError as error:
         raise InputError(
-            "launch.ray-unreachable", address=address, reason=error.strerror or str(error)
+            "launch.ray-unreachable",
+            "no Ray answers at {address} ({reason}): give the address of its head, with the port "
+            "that `ray start --head` was given, 6379 if none",
+            address=address,
+            reason=error.strerror or str(error),
         ) from None
 
 
@@ -347,6 +380,8 @@ class _Waiting:
         is_there = fitting(there, self._bundle) >= self._fewest
         error = TrainyardError(
             "launch.no-ray-nodes",
+            "no node has run for {seconds} of {limit} s: {num_nodes} x ({wanted}) are asked for, "
+            "and Ray has {found}; start nodes, or give the command again when they are back",
             seconds=round(waited_s),
             limit=round(_NO_NODES_S),
             num_nodes=self._fewest,
@@ -374,6 +409,8 @@ def _bundle(options: RayOptions) -> dict[str, int]:
     if len(fit) < options.nodes:
         raise InputError(
             "launch.too-few-ray-nodes",
+            "{num_nodes} x ({wanted}) are asked for, and Ray has nodes with {found}: "
+            "{num_missing} missing",
             num_nodes=options.nodes,
             wanted=_words(bundle),
             found=_listed(nodes),

@@ -73,7 +73,9 @@ class Slurm(Launcher):
         allocation = _allocation(options)
         job.check_writable("the batch script")
         if options.seeds and "run.seed" in options.overrides:
-            raise InputError("launch.seeds-and-seed")
+            raise InputError(
+                "launch.seeds-and-seed", "--seeds and --run.seed exclude each other: drop one"
+            )
         return script(
             job,
             allocation,
@@ -86,7 +88,10 @@ class Slurm(Launcher):
     def run(self, job: Job, options: argparse.Namespace) -> int:
         text = self.plan(job, options)
         if shutil.which("sbatch") is None:
-            raise InputError("launch.no-slurm")
+            raise InputError(
+                "launch.no-slurm",
+                "there is no sbatch here: go where Slurm is, or print the script with --dry-run",
+            )
         runs = runs_of(job.run, options.seeds)
         for run in runs:
             with writing(run):
@@ -101,7 +106,9 @@ class Slurm(Launcher):
         )
         if done.returncode:
             reason = " ".join(done.stderr.split()).removeprefix("sbatch: error: ")
-            raise TrainyardError("launch.job-refused", reason=reason)
+            raise TrainyardError(
+                "launch.job-refused", "sbatch refused the job: {reason}", reason=reason
+            )
         _print_submitted(done.stdout.strip().partition(";")[0], runs)
         return 0
 
@@ -129,10 +136,16 @@ class Allocation:
 
 def _allocation(options: argparse.Namespace) -> Allocation:
     if bool(options.gpus) == bool(options.ranks):
-        raise InputError("launch.no-gpus-or-ranks")
+        raise InputError(
+            "launch.no-gpus-or-ranks",
+            "say how many GPUs of each node to take with --gpus, or without any how many ranks to "
+            "start in all with --ranks",
+        )
     if options.time is not None and _seconds(options.time) < options.grace + _BEGIN_S:
         raise InputError(
             "launch.time-too-short",
+            "--time {value} is over before a run has begun: the ranks save --grace {grace} s "
+            "before, so ask for {least} s or more",
             value=options.time,
             grace=options.grace,
             least=options.grace + _BEGIN_S,

@@ -127,7 +127,10 @@ class SshOptions:
 
 def _options(options: argparse.Namespace) -> SshOptions:
     if options.min_hosts and not options.restarts:
-        raise InputError("launch.min-hosts-without-restarts")
+        raise InputError(
+            "launch.min-hosts-without-restarts",
+            "--min-hosts needs --restarts: a lost host uses up one of them",
+        )
     config = ("-F", options.ssh_config) if options.ssh_config else ()
     login = Login(
         ssh=(*shlex.split(options.ssh), *config),
@@ -362,7 +365,7 @@ def sync(hosts: Sequence[GivenHost], login: Login) -> None:
             f"host {host.name}: {why}" for host, why in zip(hosts, copied, strict=True) if why
         ]
     if problems:
-        raise InputError("launch.sync-failed", reason="; ".join(problems))
+        raise InputError("launch.sync-failed", "{reason}", reason="; ".join(problems))
 
 
 def _copy(host: GivenHost, login: Login) -> str | None:
@@ -380,7 +383,9 @@ def _copy(host: GivenHost, login: Login) -> str | None:
             stdin=subprocess.DEVNULL,
         )
     except OSError as error:
-        raise InputError("launch.needs-rsync", reason=error.strerror) from None
+        raise InputError(
+            "launch.needs-rsync", "--sync needs rsync here: {reason}", reason=error.strerror
+        ) from None
     first_line = done.stderr.strip().partition("\n")[0]
     question = ": is it installed there?" if done.returncode in _NO_RSYNC else ""
     return f"rsync failed ({first_line}){question}" if done.returncode else None

@@ -53,7 +53,14 @@ def adapt_weights(
         log.append(f"the classifier is reinitialised: {why}")
     expected = own if any(key in weights for key in classifier) else rest
     if misfits := _misfits(expected, weights):
-        raise CheckpointError("weights.do-not-fit", source=source.about, reason=misfits, name=name)
+        raise CheckpointError(
+            "weights.do-not-fit",
+            "{source}: does not fit the model; {reason}; wrong model.name ({name}) or "
+            "data.channels?",
+            source=source.about,
+            reason=misfits,
+            name=name,
+        )
     loaded = {k: w for k, w in weights.items() if k in own and w.shape == own[k].shape}
     model.load_state_dict(loaded, strict=False)
     began = f"began with {len(loaded)} of {len(own)} tensors from {source.about}"

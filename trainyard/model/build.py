@@ -131,10 +131,19 @@ def _check_images(
     if is_own(config.name) and found != (1, num_classes):
         given = type(scores).__name__ if found is None else f"scores of shape {list(found)}"
         raise RecipeError(
-            "function.wrong-scores", name=config.name, found=given, num_classes=num_classes
+            "function.wrong-scores",
+            "model.name: {name} gives {found} for one image: return one score per class, [1, "
+            "{num_classes}]",
+            name=config.name,
+            found=given,
+            num_classes=num_classes,
         )
     if found != (1, num_classes):
-        raise RecipeError("model.wrong-scores", name=config.name)
+        raise RecipeError(
+            "model.wrong-scores",
+            "model.options: {name} does not give one score per class with these options",
+            name=config.name,
+        )
 
 
 def _not_accepted(
@@ -145,10 +154,19 @@ def _not_accepted(
     channels, size = of_image[0], size_text(as_size(*of_image[1:]))
     if channels == 3:
         return RecipeError(
-            "model.size-not-accepted", name=name, size=size, reason=reason, hint=hint
+            "model.size-not-accepted",
+            "model.name: {name} does not accept images of {size} pixels ({reason}): choose "
+            "{hint}, or other data.image_size, data.eval_size, schedule.image_size",
+            name=name,
+            size=size,
+            reason=reason,
+            hint=hint,
         )
     return RecipeError(
         "model.channels-not-accepted",
+        "model.name: {name} does not accept images of {size} pixels and {channels} channels, as "
+        "in data.channels ({reason}): choose {hint}, or other data.image_size, data.eval_size, "
+        "schedule.image_size",
         name=name,
         size=size,
         channels=channels,
@@ -172,6 +190,9 @@ def _check_patches(model: nn.Module, config: ModelConfig, size: ImageSize) -> No
         if left:
             raise RecipeError(
                 "model.patches-leave-pixels",
+                "model.name: {name} cuts images into patches of {patch} pixels and would leave "
+                "out the last {left} of {side} pixels: choose {sizes} for data.image_size, "
+                "data.eval_size, schedule.image_size",
                 name=config.name,
                 patch=patch,
                 left=left,
@@ -186,13 +207,23 @@ def check_name(name: str) -> None:
 
     if not timm.is_model(name):
         hint = did_you_mean(name, timm.list_models()) or "; timm.list_models() has them all"
-        raise RecipeError("model.unknown-name", name=name, hint=hint)
+        raise RecipeError(
+            "model.unknown-name",
+            "model.name: timm has no model {name!r}{hint}",
+            name=name,
+            hint=hint,
+        )
 
 
 def _check_options(options: dict[str, bool | int | float | str]) -> None:
     for option in options:
         if option in _ELSEWHERE:
-            raise RecipeError("model.option-elsewhere", name=option, hint=_ELSEWHERE[option])
+            raise RecipeError(
+                "model.option-elsewhere",
+                "model.options: {name} does not belong there: {hint}",
+                name=option,
+                hint=_ELSEWHERE[option],
+            )
 
 
 def _unknown_option(error: Exception) -> str | None:
@@ -206,12 +237,33 @@ def _not_built(error: Exception, refused: str | None, config: ModelConfig) -> Re
     keys = {"drop_path_rate": "model.drop_path"}
     keys |= {"img_size": "data.image_size", "in_chans": "data.channels"}
     if refused in keys:
-        return RecipeError("model.key-not-taken", name=name, key=keys[refused])
+        return RecipeError(
+            "model.key-not-taken",
+            "model.name: {name} does not take {key}",
+            name=name,
+            key=keys[refused],
+        )
     if refused is not None:
-        return RecipeError("model.unknown-option", name=name, argument=refused)
+        return RecipeError(
+            "model.unknown-option",
+            "model.options: {name} does not take {argument!r}",
+            name=name,
+            argument=refused,
+        )
     if not options:
-        return RecipeError("model.not-built", name=name, reason=reason)
-    return RecipeError("model.not-built-with-options", name=name, options=options, reason=reason)
+        return RecipeError(
+            "model.not-built",
+            "model.name: {name} cannot be built: {reason}",
+            name=name,
+            reason=reason,
+        )
+    return RecipeError(
+        "model.not-built-with-options",
+        "model.name: {name} cannot be built with model.options = {options}: {reason}",
+        name=name,
+        options=options,
+        reason=reason,
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -17,7 +17,11 @@ def drop_path_setter(model: nn.Module, built_with: float) -> Callable[[float], N
     blocks = [block for block in model.modules() if isinstance(block, DropPath)]
     shares = [block.drop_prob / built_with for block in blocks]
     if not any(shares):
-        raise RecipeError("model.no-drop-path")
+        raise RecipeError(
+            "model.no-drop-path",
+            "schedule.drop_path_start: the model has no stochastic depth (drop path) to change: "
+            "leave the key out, or take another model.name",
+        )
     now = built_with
 
     def set_rate(rate: float) -> None:

@@ -53,7 +53,12 @@ def recompute_activations(model: nn.Module, name: str) -> None:
     try:
         model.set_grad_checkpointing(True)  # type: ignore[operator]
     except (AttributeError, AssertionError):
-        raise RecipeError("model.no-grad-checkpointing", name=name) from None
+        raise RecipeError(
+            "model.no-grad-checkpointing",
+            "model.grad_checkpointing = true: {name} does not support it; set a smaller "
+            "batch.micro",
+            name=name,
+        ) from None
 
 
 def compile_in_place(model: nn.Module, mode: str, *, in_pieces: bool = True) -> None:

@@ -71,10 +71,19 @@ def read_weights(path: Path, key: str | None = None) -> LoadedWeights:
     if key is not None:
         if not isinstance(content, Mapping) or key not in content:
             raise CheckpointError(
-                "weights.no-such-entry", path=path, entry=key, hint=_entries(content)
+                "weights.no-such-entry",
+                "model.checkpoint_key: {path} has no {entry!r}{hint}",
+                path=path,
+                entry=key,
+                hint=_entries(content),
             )
         if not _are_weights(content[key]):
-            raise CheckpointError("weights.entry-without-weights", entry=key, path=path)
+            raise CheckpointError(
+                "weights.entry-without-weights",
+                "model.checkpoint_key: {entry!r} of {path} holds no weights",
+                entry=key,
+                path=path,
+            )
         return LoadedWeights(_tensors(content[key]), f"{path}, entry {key!r}", is_ordered=True)
     if _are_weights(content):
         is_sorted = path.suffix == ".safetensors"
@@ -91,7 +100,12 @@ def read_weights(path: Path, key: str | None = None) -> LoadedWeights:
             return LoadedWeights(
                 _tensors(content[name]), f"{path}, entry {name!r}", is_ordered=True
             )
-    raise CheckpointError("weights.none-in-file", path=path, hint=_entries(content))
+    raise CheckpointError(
+        "weights.none-in-file",
+        "{path}: no weights found; name their entry with model.checkpoint_key{hint}",
+        path=path,
+        hint=_entries(content),
+    )
 
 
 def pretrained_weights(
@@ -104,13 +118,21 @@ def pretrained_weights(
     import timm
 
     if is_own(name):
-        raise CheckpointError("weights.not-in-timm", key=key, value=value, name=name)
+        raise CheckpointError(
+            "weights.not-in-timm",
+            "{key} = {value!r}: timm has no weights of {name}: name a file of weights",
+            key=key,
+            value=value,
+            name=name,
+        )
     try:
         with torch.random.fork_rng(devices=[]), _offline_without_names():
             model: Any = timm.create_model(name, pretrained=True)
     except Exception as error:  # from any library between here and the hub
         raise CheckpointError(
             "weights.not-downloaded",
+            "{key} = {value!r}: cannot get the weights of {name}: {reason}; without a network, "
+            "name a file of weights: {key} = 'FILE.safetensors'",
             key=key,
             value=value,
             name=name,
@@ -155,6 +177,8 @@ def without_prefix(
         if not weights:
             raise CheckpointError(
                 "weights.no-such-prefix",
+                "model.checkpoint_prefix: no name in {source} begins with {prefix!r}; the first "
+                "is {first!r}",
                 source=source.about,
                 prefix=prefix,
                 first=next(iter(source.weights)),
@@ -217,7 +241,14 @@ def _read_torch(path: Path) -> Any:
     except Exception as error:  # a damaged file raises many kinds of errors
         unsafe = re.findall(r"GLOBAL (\S+)", str(error))
         if unsafe:
-            raise CheckpointError("weights.unsafe", path=path, name=unsafe[0]) from None
+            raise CheckpointError(
+                "weights.unsafe",
+                "{path}: holds more than weights ({name}), and Trainyard never runs code from a "
+                "file: if you trust it, load it with torch.load(..., weights_only=False) and save "
+                "its weights as .safetensors",
+                path=path,
+                name=unsafe[0],
+            ) from None
         raise CheckpointError("file.unreadable", path=path, reason=why_unreadable(error)) from None
 
 

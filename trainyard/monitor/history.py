@@ -84,7 +84,13 @@ def _parsed(line: str, metrics: Path, number: int) -> Report:
         _check(report)
     except ValueError as error:
         reason = str(error)
-        raise InputError("run.not-a-report", path=metrics, line=number, reason=reason) from None
+        raise InputError(
+            "run.not-a-report",
+            "{path}, line {line}: is not a report of a run: {reason}",
+            path=metrics,
+            line=number,
+            reason=reason,
+        ) from None
     return report
 
 

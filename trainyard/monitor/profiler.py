@@ -26,7 +26,12 @@ _STEP = "ProfilerStep"  # torch's mark of a step, among the operators
 def check_window(window: str | None, num_steps: int) -> None:
     """RecipeError for a window in which a run of so many steps has no step."""
     if window is not None and window_of(window)[0] >= num_steps:
-        raise RecipeError("recipe.profile-after-end", value=window, num_steps=num_steps)
+        raise RecipeError(
+            "recipe.profile-after-end",
+            'watch.profile = "{value}": begins after the last step: the run has {num_steps:,}',
+            value=window,
+            num_steps=num_steps,
+        )
 
 
 @contextmanager

@@ -39,7 +39,12 @@ class Quarantine:
                 self._seen[known["split"]].add(known["id"])
                 self._reasons[known["split"]] = str(known.get("reason", "no reason noted"))
             except (ValueError, KeyError, TypeError):
-                raise InputError("run.malformed-quarantine-line", path=path, line=number) from None
+                raise InputError(
+                    "run.malformed-quarantine-line",
+                    "{path}, line {line}: does not name a bad sample of this run: remove the line",
+                    path=path,
+                    line=number,
+                ) from None
 
     def note(self, split: str, bad: Iterable[tuple[int, str, int, str]]) -> None:
         """Record this rank's bad samples (id, file, offset, reason) until `exchange`."""
@@ -59,6 +64,8 @@ class Quarantine:
             if self.count(split) > math.ceil(round(self._max_bad * size, 6)):
                 error = DataError(
                     "data.too-many-bad-samples",
+                    "{num_bad} of {num_samples:,} {split} samples cannot be read, more than "
+                    "data.max_bad = {max_bad} allows ({reason}, for one); {path} names them",
                     num_bad=self.count(split),
                     num_samples=size,
                     split=split,

@@ -277,6 +277,16 @@ class ScheduleConfig(Section):
     def conflicts(self, recipe: Any) -> Iterator[RecipeError]:
         """Rates that change a compiled update or model in every step or epoch."""
         if self.weight_decay_end is not None and recipe.optim.compile:
-            yield RecipeError("recipe.weight-decay-end-compiled", key="schedule.weight_decay_end")
+            yield RecipeError(
+                "recipe.weight-decay-end-compiled",
+                "{key} changes the update in every step, which would recompile it every time: set "
+                "optim.compile = false",
+                key="schedule.weight_decay_end",
+            )
         if self.drop_path_start is not None and recipe.model.compile not in ("off", "auto"):
-            yield RecipeError("recipe.drop-path-start-compiled", key="schedule.drop_path_start")
+            yield RecipeError(
+                "recipe.drop-path-start-compiled",
+                "{key} changes the model in every epoch, which would recompile it every time: set "
+                "model.compile = 'off'",
+                key="schedule.drop_path_start",
+            )

@@ -118,7 +118,9 @@ def _layer_factors(model: nn.Module, decay: float | None) -> dict[str, float]:
 
     matcher: Any = getattr(model, "group_matcher", None)
     if matcher is None:
-        raise RecipeError("model.no-layer-decay")
+        raise RecipeError(
+            "model.no-layer-decay", "optim.layer_decay: timm does not define layers for this model"
+        )
     layers: dict[str, int] = group_parameters(model, matcher(coarse=False), reverse=True)
     last = max(layers.values())
     return {name: decay ** (last - layer) for name, layer in layers.items()}

@@ -102,6 +102,7 @@ def _schedule_free(groups: Groups, config: OptimConfig) -> optim.Optimizer:
     except ImportError:
         raise RecipeError(
             "recipe.needs-package",
+            "optim.name = {value!r} needs a package: {hint}",
             value=config.name,
             hint=install_hint("schedulefree"),
         ) from None

@@ -103,14 +103,24 @@ def _drop_path(
     if first is None:
         return lambda epoch: None
     if not last:
-        raise RecipeError("recipe.drop-path-unset")
+        raise RecipeError(
+            "recipe.drop-path-unset",
+            "schedule.drop_path_start needs the rate that it leads to: set model.drop_path, above "
+            "0",
+        )
     last_epoch = math.ceil(course.epochs(course.length)) - 1
     return lambda epoch: linear(first, last, epoch / max(last_epoch, 1))
 
 
 def _check(config: ScheduleConfig, lr: float, milestones: list[Fraction]) -> None:
     if config.name in ("cosine", "linear", "sqrt") and config.min_lr > lr:
-        raise RecipeError("recipe.min-lr-above-lr", min_lr=config.min_lr, lr=lr)
+        raise RecipeError(
+            "recipe.min-lr-above-lr",
+            "schedule.min_lr = {min_lr:g} is above optim.lr = {lr:g}, the start of the decay: "
+            "lower min_lr or raise lr",
+            min_lr=config.min_lr,
+            lr=lr,
+        )
     for (one, other), (begin, end) in zip(
         pairwise(config.milestones), pairwise(milestones), strict=True
     ):

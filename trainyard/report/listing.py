@@ -58,7 +58,7 @@ def list_runs(folder: Path, order: str = "best") -> list[Row]:
     """
     rows = [_row(path, _name(path, folder)) for path in _runs_below(folder)]
     if not rows:
-        raise InputError("run.none-below", path=folder)
+        raise InputError("run.none-below", "{path}: there is no run directory in it", path=folder)
     return sorted_rows(rows, order)
 
 

@@ -158,7 +158,11 @@ def _names(paths: list[Path]) -> list[str]:
         names = [str(Path(*path.parts[-count:])) for path in paths]
         if len(set(names)) == len(names):
             return names
-    raise InputError("report.run-given-twice", name=max(names, key=names.count))
+    raise InputError(
+        "report.run-given-twice",
+        "{name}: given twice; name each run once",
+        name=max(names, key=names.count),
+    )
 
 
 def _read(path: Path, name: str) -> Run:

@@ -63,7 +63,13 @@ def _read(path: Path) -> tuple[list[_Suspect], int]:
             return found, len(found) + sum(1 for _ in rows)
     except (OSError, csv.Error, KeyError, TypeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or f"it has no {error}"
-        raise InputError("report.suspects-unreadable", path=path, reason=reason) from None
+        raise InputError(
+            "report.suspects-unreadable",
+            "--suspects {path}: {reason}: name the file that trainyard evaluate RUN --suspects "
+            "wrote",
+            path=path,
+            reason=reason,
+        ) from None
 
 
 def _suspect(row: dict[str, Any]) -> _Suspect:

@@ -97,7 +97,13 @@ def averager_class(name: str) -> type[Averager]:
     announce_own("average.name", name)
     own: Any = imported("average.name", name)
     if not (isinstance(own, type) and issubclass(own, Averager)):
-        raise RecipeError("function.not-averager", key="average.name", value=name)
+        raise RecipeError(
+            "function.not-averager",
+            "{key} = {value!r}: write a class derived from trainyard.Averager, or from one of its "
+            "kinds",
+            key="average.name",
+            value=name,
+        )
     return own
 
 
@@ -118,6 +124,7 @@ def check_batches(
     if virtual and virtual % world.size:
         raise RecipeError(
             "recipe.virtual-ranks-not-shared",
+            "batch.virtual_ranks = {value} cannot be shared by {num_ranks} ranks: start {allowed}",
             value=virtual,
             num_ranks=world.size,
             allowed=" or ".join(f"{virtual >> n}" for n in range(virtual.bit_length())),
@@ -126,17 +133,29 @@ def check_batches(
         key = "schedule.batch_size" if phase.start else "batch.size"
         if virtual and phase.batch % virtual:
             raise RecipeError(
-                "recipe.batch-not-multiple", key=key, value=phase.batch, num_virtual_ranks=virtual
+                "recipe.batch-not-multiple",
+                "{key} = {value} is not a multiple of batch.virtual_ranks = {num_virtual_ranks}",
+                key=key,
+                value=phase.batch,
+                num_virtual_ranks=virtual,
             )
         if phase.batch < world.size:
             raise RecipeError(
-                "recipe.batch-below-replicas", key=key, value=phase.batch, num_replicas=world.size
+                "recipe.batch-below-replicas",
+                "{key} = {value} is smaller than the number of replicas ({num_replicas}): each "
+                "needs at least one sample of every global batch",
+                key=key,
+                value=phase.batch,
+                num_replicas=world.size,
             )
         least, most = phase.batch // world.size, -(-phase.batch // world.size)
         micro = most if config.batch.micro == "auto" else config.batch.micro
         if in_step is not None and -(-least // micro) != -(-most // micro):
             raise RecipeError(
                 "recipe.micro-batches-uneven",
+                "batch.micro = {micro}: of {key} = {value} some of {num_ranks} ranks would take "
+                "more micro-batches than others, which {setting} cannot do: make {key} a multiple "
+                "of the number of ranks",
                 micro=micro,
                 key=key,
                 value=phase.batch,
@@ -161,6 +180,8 @@ def check_batch_norm(config: RunConfig, model: nn.Module, course: Course, world:
         hint = ("batch.micro" if asked else key) + ", or fewer ranks" * (world.size > 1)
         raise RecipeError(
             "recipe.single-image-in-forward",
+            "{key} = {value}{parts} leaves a single image in a forward pass, and batch norm needs "
+            "two: use a larger {hint}",
             key=key,
             value=phase.batch,
             parts=parts,
@@ -268,7 +289,12 @@ def adapt_to_images(
     if adapt_to is None:
         return
     if isinstance(data, Stream):
-        raise RecipeError("model.starts-from-images", name=config.model.name)
+        raise RecipeError(
+            "model.starts-from-images",
+            "model.name = {name!r} starts from training images, which data.order = 'join' cannot "
+            "show twice: use another order",
+            name=config.model.name,
+        )
     feeds = build_feeds(config, World(), device)
     with feeds.statistics(data, _FIRST_IMAGES, course.phases[0].image_size) as feed:
         adapt_to(torch.cat([batch.images_BCHW[batch.weights > 0].float() for batch in feed]))

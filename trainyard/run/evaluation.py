@@ -214,6 +214,8 @@ def _open(
         if question.temperature and numbers is not None and len(numbers) < len(classes):
             raise InputError(
                 "temperature.classes-left-out",
+                "--temperature: {location} has {num_found} of {num_classes} classes, and predict "
+                "and export choose among all: add --all-classes, or name other data",
                 location=name,
                 num_found=len(numbers),
                 num_classes=len(classes),
@@ -221,7 +223,11 @@ def _open(
         if question.labels is None:
             return data
         if index.lists is not None:
-            raise DataError("option.labels-beside-lists", location=data.where)
+            raise DataError(
+                "option.labels-beside-lists",
+                "--labels: {location} has lists of labels itself",
+                location=data.where,
+            )
         return replace(data, labels=read_labels(question.labels, index))
 
 

@@ -33,7 +33,13 @@ def check_kind(index: Index, has_lists: bool, where: str) -> None:
         found, wanted = "lists of labels", "one label for each image"
         if has_lists:
             found, wanted = wanted, found
-        raise DataError("data.kind-of-labels-differs", location=where, found=found, wanted=wanted)
+        raise DataError(
+            "data.kind-of-labels-differs",
+            "{location}: has {found}, but the training data {wanted}",
+            location=where,
+            found=found,
+            wanted=wanted,
+        )
 
 
 def check_labels(config: RunConfig, data: Datasets) -> None:
@@ -43,7 +49,10 @@ def check_labels(config: RunConfig, data: Datasets) -> None:
     if not several:
         if by not in _OF_SINGLE:
             raise RecipeError(
-                "recipe.best-by-needs-lists", value=by, allowed=" or ".join(_OF_SINGLE)
+                "recipe.best-by-needs-lists",
+                "run.best_by = {value!r} is for data with lists of labels: use {allowed}",
+                value=by,
+                allowed=" or ".join(_OF_SINGLE),
             )
         return
     loss = config.loss
@@ -55,4 +64,8 @@ def check_labels(config: RunConfig, data: Datasets) -> None:
     }
     wrong = [text for text, is_so in needed.items() if is_so]
     if wrong:
-        raise RecipeError("recipe.unfit-for-lists", hint=", and ".join(wrong))
+        raise RecipeError(
+            "recipe.unfit-for-lists",
+            "images with lists of labels need {hint}",
+            hint=", and ".join(wrong),
+        )

@@ -65,7 +65,12 @@ def check_trackers(watch: WatchConfig, world: World) -> None:
     """RecipeError if a requested tracker is not installed on the first rank."""
     for name in _asked(watch) if world.is_first else ():
         if find_spec(name) is None:
-            raise RecipeError("tracker.not-installed", name=name, hint=install_hint(name))
+            raise RecipeError(
+                "tracker.not-installed",
+                "watch.{name} needs {name}: {hint}",
+                name=name,
+                hint=install_hint(name),
+            )
 
 
 @contextmanager

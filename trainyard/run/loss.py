@@ -87,11 +87,17 @@ def class_weights(config: LossConfig, data: Index | Stream) -> list[float] | Non
     if len(weights) != len(data.classes):
         raise RecipeError(
             "recipe.class-weights-wrong-count",
+            "loss.class_weights has {num_weights} numbers, but the data {num_classes} classes: "
+            "write one number for each, in the order of their names",
             num_weights=len(weights),
             num_classes=len(data.classes),
         )
     if not any(weights):
-        raise RecipeError("recipe.class-weights-zero")
+        raise RecipeError(
+            "recipe.class-weights-zero",
+            "loss.class_weights has 0 for every class, so that no image counts: write a number "
+            "above 0 for one class at least",
+        )
     return weights
 
 
@@ -100,10 +106,23 @@ def _read_numbers(path: str) -> list[float]:
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise RecipeError("recipe.class-weights-unreadable", path=path, reason=reason) from None
+        raise RecipeError(
+            "recipe.class-weights-unreadable",
+            "loss.class_weights = {path!r}: cannot be read ({reason}): write 'balanced', a list, "
+            "or a text file with a number in each line",
+            path=path,
+            reason=reason,
+        ) from None
     for number, line in enumerate(lines, start=1):
         if not re.fullmatch(r"\s*\d+\.?\d*([eE][-+]?\d+)?\s*", line):
-            raise RecipeError("recipe.malformed-class-weight", path=path, line=number, value=line)
+            raise RecipeError(
+                "recipe.malformed-class-weight",
+                "{path}, line {line}: {value!r} is no weight: write a number of at least 0 in "
+                "each line",
+                path=path,
+                line=number,
+                value=line,
+            )
     return [float(line) for line in lines]
 
 
@@ -126,7 +145,7 @@ def build_teacher(
     except InputError as error:
         if error.code.startswith("teacher."):
             raise
-        raise RecipeError("teacher.unusable", error=error) from None
+        raise RecipeError("teacher.unusable", "loss.teacher: {error}", error=error) from None
     teacher = as_teacher(model.to(device), AUTOCASTS[config.batch.precision])
     for height, width in sorted(map(height_width, sizes)):
         try:
@@ -134,6 +153,8 @@ def build_teacher(
         except (AssertionError, RuntimeError) as error:
             raise RecipeError(
                 "teacher.size-not-accepted",
+                "loss.teacher: {source} does not accept the student's images of {height} x "
+                "{width} pixels ({reason})",
                 source=about,
                 height=height,
                 width=width,
@@ -152,7 +173,13 @@ def _of_run(config: RunConfig, location: str, classes: Sequence[str]) -> tuple[n
     for number, (theirs, ours) in enumerate(zip_longest(known, classes)):
         if theirs != ours:
             raise RecipeError(
-                "teacher.class-differs", path=location, number=number, found=theirs, wanted=ours
+                "teacher.class-differs",
+                "loss.teacher: {path}: its class {number} is {found!r}, the data's is {wanted!r}; "
+                "names and order must be the same",
+                path=location,
+                number=number,
+                found=theirs,
+                wanted=ours,
             )
     data = recipe.data
     _check_pixels(config, location, channels=data.channels, mean=data.mean, std=data.std)
@@ -172,9 +199,18 @@ def _of_timm(
 
     is_file, name = Path(location).is_file(), config.loss.teacher_model or location
     if is_file and config.loss.teacher_model is None:
-        raise RecipeError("teacher.without-model", path=location)
+        raise RecipeError(
+            "teacher.without-model",
+            "loss.teacher: {path} is a file of weights: name its model with loss.teacher_model",
+            path=location,
+        )
     if not is_file and not timm.is_model(location):
-        raise RecipeError("teacher.not-found", value=location)
+        raise RecipeError(
+            "teacher.not-found",
+            "loss.teacher: {value}: neither a run directory nor a checkpoint, nor a file, nor a "
+            "model of timm",
+            value=location,
+        )
     largest = max(sizes, key=num_pixels)
     model = build_model(
         ModelConfig(name=name, channels_last=config.model.channels_last),
@@ -192,7 +228,12 @@ def _of_timm(
         source = pretrained_weights(location, key="loss.teacher", value=location)
     _, reason = adapt_weights(model, source, classes=classes, name=name)
     if reason is not None:
-        raise RecipeError("teacher.classifier-unusable", value=location, reason=reason)
+        raise RecipeError(
+            "teacher.classifier-unusable",
+            "loss.teacher: {value}: its classifier cannot teach: {reason}",
+            value=location,
+            reason=reason,
+        )
     return model, source.about
 
 
@@ -203,6 +244,8 @@ def _check_pixels(config: RunConfig, location: str, **theirs: object) -> None:
         if value != ours:
             raise RecipeError(
                 "teacher.pixels-differ",
+                "loss.teacher: {value}: was trained with {key} = {found}: set the same here "
+                "instead of {wanted}",
                 value=location,
                 key=f"data.{key}",
                 found=json.dumps(value),

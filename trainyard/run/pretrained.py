@@ -85,7 +85,12 @@ def with_pixels(config: RunConfig, initial: InitialWeights) -> RunConfig:
     try:
         return override(config, brought)
     except RecipeError as error:
-        raise CheckpointError("weights.invalid-pixels", source=initial.about, error=error) from None
+        raise CheckpointError(
+            "weights.invalid-pixels",
+            "{source} was trained with {error}: set the key in the recipe",
+            source=initial.about,
+            error=error,
+        ) from None
 
 
 def initial_source(config: ModelConfig) -> LoadedWeights:
@@ -99,9 +104,17 @@ def initial_source(config: ModelConfig) -> LoadedWeights:
         source = read_weights(path, config.checkpoint_key)
         return source if source.pixels else replace(source, noted=_noted_beside(path, config.name))
     if not path.is_dir():
-        raise CheckpointError("weights.not-found", value=asked)
+        raise CheckpointError(
+            "weights.not-found",
+            "model.checkpoint = {value!r}: no such run, checkpoint or file",
+            value=asked,
+        )
     if config.checkpoint_key is not None:
-        raise CheckpointError("weights.entry-of-folder", path=asked)
+        raise CheckpointError(
+            "weights.entry-of-folder",
+            "model.checkpoint_key: {path} is a folder, which has no entries",
+            path=asked,
+        )
     return _source_in(path)
 
 
@@ -148,7 +161,11 @@ def choose_weights(path: Path, progress: dict[str, Any], ema: bool | float | Non
     if ema is False or (ema is None and not averages):
         return ""
     if not averages:
-        raise CheckpointError("checkpoint.no-average", path=path)
+        raise CheckpointError(
+            "checkpoint.no-average",
+            "{path}: has no moving average of the weights: leave --ema out",
+            path=path,
+        )
     if ema is not None and ema is not True:
         return _of_decay(path, averages, ema)
     best = max(averages, key=lambda name: float(last.get(f"{prefix_of(name)}{by}", -1.0)))
@@ -162,4 +179,10 @@ def _of_decay(path: Path, averages: Sequence[str], decay: float) -> str:
         return f"ema-{decay}"
     decays = ", ".join(name.removeprefix("ema-") for name in averages)
     has = "a single average: write --ema" if averages == ["ema"] else f"averages of {decays}"
-    raise CheckpointError("checkpoint.no-such-average", path=path, decay=decay, hint=has)
+    raise CheckpointError(
+        "checkpoint.no-such-average",
+        "{path}: has no average of decay {decay}, but {hint}",
+        path=path,
+        decay=decay,
+        hint=has,
+    )

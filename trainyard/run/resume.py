@@ -143,7 +143,12 @@ def claim_directory(
 
     def check() -> None:
         if lock is not None and not is_at(folder.lock, lock):
-            raise CheckpointError("run.directory-replaced", path=folder.path)
+            raise CheckpointError(
+                "run.directory-replaced",
+                "{path} was removed, renamed or replaced while the run trained in it: nothing "
+                "more is written; to go on from a renamed one, give its name with --run",
+                path=folder.path,
+            )
 
     try:
         with together(world):
@@ -183,7 +188,12 @@ def _check_writable(folder: RunDirectory) -> None:
         full = disk_error(error, folder.path)
         if full is not None and full.errno != errno.EROFS:
             raise full from error
-    raise CheckpointError("run.directory-unusable", path=folder.path, reason=reason)
+    raise CheckpointError(
+        "run.directory-unusable",
+        "{path} cannot be a run directory ({reason}): choose another with --run",
+        path=folder.path,
+        reason=reason,
+    )
 
 
 def _lock(folder: RunDirectory, patience_s: float) -> int:
@@ -195,7 +205,13 @@ def _lock(folder: RunDirectory, patience_s: float) -> int:
         holder = os.pread(lock, 100, 0).decode(errors="replace").strip()
         if time.monotonic() >= deadline:
             os.close(lock)
-            raise CheckpointError("run.in-use", path=folder.path, holder=holder)
+            raise CheckpointError(
+                "run.in-use",
+                "{path}: another process trains in it ({holder}): wait for it, stop it, or choose "
+                "another directory with --run",
+                path=folder.path,
+                holder=holder,
+            )
         if is_first:
             in_use = f"{folder.path}: another process trains in it ({holder})"
             sys.stderr.write(f"trainyard: {in_use}: waiting for it to end ({patience_s:g} s)\n")
@@ -244,13 +260,21 @@ def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
     option = f"--run.resume {shlex.quote(str(folder.path))}"
     new = shlex.quote(f"{folder.path}-more")
     if not folder.recipe.exists():
-        raise CheckpointError("run.recipe-missing", path=folder.recipe, option=option)
+        raise CheckpointError(
+            "run.recipe-missing",
+            "{path} is missing, which records the recipe of the run: restore it, or start another "
+            "run from the checkpoint: --run NEW {option}",
+            path=folder.recipe,
+            option=option,
+        )
     changed = differences(load_recipe(str(folder.recipe)), config)
     if changed:
         is_longer = any(change.startswith("run.length: ") for change in changed)
         hint = f"; to train on from its end: --run {new} {option}" if is_longer else ""
         raise CheckpointError(
             "run.recipe-differs",
+            "{path} holds a run of another recipe ({changes}): use the same recipe to resume it, "
+            "or choose another directory with --run{hint}",
             path=folder.path,
             changes="; ".join(changed),
             hint=hint,
@@ -262,11 +286,22 @@ def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None
         before = dict(read_json(folder.environment)["fingerprints"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            "run.environment-unreadable", path=folder.environment, reason=repr(error)
+            "run.environment-unreadable",
+            "{path} cannot be read ({reason}), which records the data of the run: restore it, or "
+            "start another run with --run",
+            path=folder.environment,
+            reason=repr(error),
         ) from None
     for split in ("train", "val"):  # which "both" follows from
         if before.get(split) != fingerprints[split]:
-            raise DataError("run.data-differs", split=split, path=folder.path)
+            raise DataError(
+                "run.data-differs",
+                "the {split} data differs from the data that the run in {path} started with "
+                "(files, sizes, classes, or how data.val_share or data.val_fold divides them): "
+                "restore it, or start another run with --run",
+                split=split,
+                path=folder.path,
+            )
 
 
 def is_new_run(asked: str, folder: RunDirectory, world: World) -> bool:
@@ -343,7 +378,13 @@ def roll_back(
     position = course.samples(step) + state.skipped
     with together(world):
         if roll_backs > most:
-            raise DivergedError("run.diverged-again", num_rollbacks=most)
+            raise DivergedError(
+                "run.diverged-again",
+                "the gradient was not finite for many updates running again, after "
+                "{num_rollbacks} rollbacks; take a lower optim.lr, a longer schedule.warmup, "
+                "optim.clip_norm = 1.0, or bf16 for fp16",
+                num_rollbacks=most,
+            )
         found = _find_earlier(folder, state) if world.is_first else None
     path = gather(world, found)[0]
     assert path is not None
@@ -365,7 +406,12 @@ def _find_earlier(folder: RunDirectory, state: TrainState) -> Path:
     paths = saver.finite(folder.checkpoints)
     newest = next(paths, None)
     if newest is None:
-        raise DivergedError("run.diverged-at-start")
+        raise DivergedError(
+            "run.diverged-at-start",
+            "the gradient was not finite for many updates running, and there is no earlier "
+            "checkpoint; take a lower optim.lr, a longer schedule.warmup, optim.clip_norm = 1.0, "
+            "or bf16 for fp16",
+        )
     is_again = checkpoint.read_progress(newest)["roll_backs"] < state.roll_backs
     return next(paths, newest) if is_again else newest
 
@@ -375,9 +421,19 @@ def _find(asked: str, folder: RunDirectory) -> tuple[Path | None, list[str]]:
     passed_over: list[str] = []
     newest = saver.newest_good(folder.checkpoints, passed_over.append)
     if newest is None and passed_over:
-        raise CheckpointError("run.checkpoints-damaged", reason="; ".join(passed_over))
+        raise CheckpointError(
+            "run.checkpoints-damaged",
+            "no checkpoint of the run can be read: {reason}. To start again, choose another "
+            "directory with --run",
+            reason="; ".join(passed_over),
+        )
     if newest is not None and asked == "never":
-        raise CheckpointError("run.already-begun", path=folder.path)
+        raise CheckpointError(
+            "run.already-begun",
+            "{path} already has checkpoints, and with run.resume = 'never' the run would not "
+            "resume from them: choose another directory with --run",
+            path=folder.path,
+        )
     if newest is not None or asked in ("auto", "never"):
         return newest, passed_over
     path = Path(asked)  # only to start from: later resumes use the run's own checkpoints

@@ -43,7 +43,12 @@ def load_temperatures(checkpoint: Path) -> Temperatures:
         if not all(_LOW <= value <= _HIGH for value in found.values()):
             raise ValueError(f"a temperature is not between {_LOW} and {_HIGH:g}")
     except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError("temperature.damaged", path=path, reason=str(error)) from None
+        raise CheckpointError(
+            "temperature.damaged",
+            "{path}: {reason}: fit it again, trainyard evaluate RUN --temperature, or delete it",
+            path=path,
+            reason=str(error),
+        ) from None
     return found
 
 
@@ -94,7 +99,10 @@ def calibrate(
         for model in models.values() if fit else ():
             _check_linear(config, model, feeds.device)
         if fit and index.lists is not None:
-            raise InputError("temperature.label-lists")
+            raise InputError(
+                "temperature.label-lists",
+                "--temperature: is for images with one label each, and these have lists of labels",
+            )
     if fit:
         evaluator = evaluator_of(config, feeds, index, numbers=numbers)
         title = "fitting the temperature"
@@ -147,4 +155,9 @@ def _check_linear(config: RunConfig, model: nn.Module, device: torch.device) -> 
         before = divided(image)
         divide(divided, 2.0)
         if not torch.allclose(2 * divided(image), before, rtol=1e-3, atol=1e-4):
-            raise InputError("temperature.not-linear", name=config.model.name)
+            raise InputError(
+                "temperature.not-linear",
+                "--temperature: the logits of {name} do not scale with its classifier, so a "
+                "temperature cannot become part of it",
+                name=config.model.name,
+            )

@@ -58,7 +58,10 @@ def estimate_statistics(
     merged = total(world, torch.cat([sums, sums.new_tensor([images])]))
     everyone = int(merged[-1])
     if not everyone:
-        raise DataError("data.batches-unreadable")
+        raise DataError(
+            "data.batches-unreadable",
+            "batch norm statistics: no two training images of a batch can be read",
+        )
     unflatten_into(statistics, merged[:-1] / everyone)
     return everyone
 

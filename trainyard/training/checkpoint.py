@@ -156,17 +156,37 @@ def load_checkpoint(state: TrainState, path: Path) -> str | None:
     """Load a verified checkpoint into `state`. Returns a note on what differs from the save."""
     progress = read_progress(path)
     if (path / "sharded").exists():
-        raise CheckpointError("checkpoint.sharded", path=path)
+        raise CheckpointError(
+            "checkpoint.sharded",
+            "{path}: its state is in parts (sharded/), as an older Trainyard wrote it: go on with "
+            "that one, or start another run from its weights, --model.checkpoint {path}",
+            path=path,
+        )
     if reason := _other_classes(progress, state):
-        raise CheckpointError("checkpoint.other-classes", path=path, reason=reason)
+        raise CheckpointError(
+            "checkpoint.other-classes",
+            "{path}: is of other classes than the data: {reason}; start from its weights, "
+            "--model.checkpoint {path}, which sorts the classifier by name or leaves it out",
+            path=path,
+            reason=reason,
+        )
     for name in map(_name_of, state.emas):
         if not (path / name).exists():
-            raise CheckpointError("checkpoint.average-missing", path=path, name=name)
+            raise CheckpointError(
+                "checkpoint.average-missing",
+                "{path}: has no {name}, because its run had another model.ema_decay, or none",
+                path=path,
+                name=name,
+            )
     try:
         note = _load_training(state, path)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            "checkpoint.malformed-state", path=path, name=_TRAINING, reason=repr(error)
+            "checkpoint.malformed-state",
+            "{path}: {name} is not as Trainyard writes it ({reason})",
+            path=path,
+            name=_TRAINING,
+            reason=repr(error),
         ) from None
     state.guard.load_state_dict(progress["guard"])
     state.clock.load_state_dict(progress["clock"])
@@ -226,7 +246,12 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> Non
         model.load_state_dict(parts)
     except RuntimeError as error:
         first = str(error).splitlines()[1].strip()[:200]  # the message may have a line per weight
-        raise CheckpointError("checkpoint.weights-do-not-fit", path=path, reason=first) from None
+        raise CheckpointError(
+            "checkpoint.weights-do-not-fit",
+            "{path}: its weights do not fit the model: {reason}",
+            path=path,
+            reason=first,
+        ) from None
 
 
 def optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
@@ -260,7 +285,11 @@ def put_optimizer(
     kind = type(optimizer).__name__
     if saved["kind"] != kind:
         raise CheckpointError(
-            "checkpoint.other-optimizer", path=path, found=saved["kind"], wanted=kind
+            "checkpoint.other-optimizer",
+            "{path}: is of {found}, the recipe says {wanted}",
+            path=path,
+            found=saved["kind"],
+            wanted=kind,
         )
     parameters = _parameters(optimizer, model)
     own = _by_name(optimizer.state_dict(), [*parameters])
@@ -318,7 +347,13 @@ def _counts(group: dict[str, Any], origins: list[dict[str, Any]], path: Path) ->
 
 
 def _does_not_fit(path: Path, reason: str) -> CheckpointError:
-    return CheckpointError("checkpoint.optimizer-does-not-fit", path=path, reason=reason)
+    return CheckpointError(
+        "checkpoint.optimizer-does-not-fit",
+        "{path}: its optimizer does not fit the recipe: {reason}; start from its weights, "
+        "--model.checkpoint {path}",
+        path=path,
+        reason=reason,
+    )
 
 
 def _moment(value: Any, parameter: nn.Parameter) -> Any:
@@ -380,21 +415,39 @@ def read_progress(path: Path) -> dict[str, Any]:
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
         raise CheckpointError(
-            "checkpoint.progress-incomplete", path=path, name=_PROGRESS, entry=key
+            "checkpoint.progress-incomplete",
+            "{path}: {name} has no {entry!r}, or not of its kind",
+            path=path,
+            name=_PROGRESS,
+            entry=key,
         ) from None
     except (OSError, ValueError) as error:
         raise _unreadable(path, _PROGRESS, error) from None
     if (version := progress.get("version")) != VERSION:
-        raise CheckpointError("checkpoint.other-version", path=path, version=version, known=VERSION)
+        raise CheckpointError(
+            "checkpoint.other-version",
+            "{path}: has version {version}, this version of Trainyard reads {known}; use the "
+            "Trainyard that wrote it",
+            path=path,
+            version=version,
+            known=VERSION,
+        )
     named = _STEP_OF.fullmatch(path.name)  # a copy set aside may have any other name
     if named and int(named[1]) != progress["step"]:
-        raise CheckpointError("checkpoint.renamed", path=path, step=progress["step"])
+        raise CheckpointError(
+            "checkpoint.renamed",
+            "{path}: is of step {step:,}: rename the folder back",
+            path=path,
+            step=progress["step"],
+        )
     return progress
 
 
 def _unreadable(path: Path, name: str, error: Exception) -> CheckpointError:
     if isinstance(error, FileNotFoundError):
-        return CheckpointError("checkpoint.file-missing", path=path, name=name)
+        return CheckpointError(
+            "checkpoint.file-missing", "{path}: {name} is missing", path=path, name=name
+        )
     reason = getattr(error, "strerror", None) or str(error)
     return CheckpointError("checkpoint.file-unreadable", path=path, name=name, reason=reason)
 
@@ -412,8 +465,8 @@ def check(path: Path) -> None:
     """CheckpointError unless every file of a checkpoint is there, unaltered."""
     if not path.is_dir():
         if os.path.lexists(path):
-            raise CheckpointError("checkpoint.not-a-folder", path=path)
-        raise CheckpointError("checkpoint.not-found", path=path)
+            raise CheckpointError("checkpoint.not-a-folder", "{path}: is not a folder", path=path)
+        raise CheckpointError("checkpoint.not-found", "{path}: no such checkpoint", path=path)
     manifest = _read_manifest(path)
     there = {_MODEL, _TRAINING, _PROGRESS, *map(_name_of, averages(path))}
     for name in sorted(there | manifest.keys()):
@@ -422,9 +475,19 @@ def check(path: Path) -> None:
         except (OSError, ValueError) as error:
             raise _unreadable(path, name, error) from None
         if name not in manifest:
-            raise CheckpointError("checkpoint.file-not-listed", path=path, name=name)
+            raise CheckpointError(
+                "checkpoint.file-not-listed",
+                "{path}: manifest.json lacks {name!r}",
+                path=path,
+                name=name,
+            )
         if found != manifest[name]:
-            raise CheckpointError("checkpoint.file-altered", path=path, name=name)
+            raise CheckpointError(
+                "checkpoint.file-altered",
+                "{path}: {name} is truncated or altered (its SHA-256 differs from the manifest's)",
+                path=path,
+                name=name,
+            )
     read_progress(path)
 
 
@@ -435,7 +498,10 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise _unreadable(path, _MANIFEST, error) from None
     except ValueError as error:
         raise CheckpointError(
-            "checkpoint.manifest-unreadable", path=path, reason=str(error)
+            "checkpoint.manifest-unreadable",
+            "{path}: manifest.json is unreadable ({reason})",
+            path=path,
+            reason=str(error),
         ) from None
 
 

@@ -33,7 +33,11 @@ class Views(NamedTuple):
         """The views, each [B, C, H, W]. InputError for a scale below 1, or none."""
         if not self.scales or not all(scale >= 1 for scale in self.scales):
             raise InputError(
-                "option.out-of-range", option="scales", value=self.scales, allowed="1 or more"
+                "option.out-of-range",
+                "{option} {value}: choose {allowed}",
+                option="scales",
+                value=self.scales,
+                allowed="1 or more",
             )
         for scale in self.scales:
             view_BCHW = _enlarged(images_BCHW, scale)

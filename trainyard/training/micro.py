@@ -96,9 +96,21 @@ def _half(size: int | None, share: int, least: int, reason: str) -> int:
     now = min(size or share, share)
     smaller = -(-now // 2)
     if now <= 1:
-        raise RecipeError("memory.sample-too-large", reason=reason)
+        raise RecipeError(
+            "memory.sample-too-large",
+            "a single sample does not fit into the memory of the device: use a smaller model or "
+            "data.image_size, or set model.grad_checkpointing = true ({reason})",
+            reason=reason,
+        )
     if share // num_parts(share, smaller) < least:
-        raise RecipeError("memory.samples-too-large", num_samples=now, reason=reason)
+        raise RecipeError(
+            "memory.samples-too-large",
+            "{num_samples} samples do not fit into the memory of the device, and batch norm "
+            "cannot normalise a single one: use a smaller model or data.image_size, or set "
+            "model.grad_checkpointing = true ({reason})",
+            num_samples=now,
+            reason=reason,
+        )
     return smaller
 
 

@@ -61,7 +61,12 @@ def load_recorded(path: Path) -> Recorded | None:
             _check(recorded)
             return recorded
     except Exception as error:  # a damaged file raises many kinds of errors
-        raise DataError("run.predictions-unreadable", path=path, reason=str(error)) from None
+        raise DataError(
+            "run.predictions-unreadable",
+            "{path}: cannot be read ({reason}): remove it",
+            path=path,
+            reason=str(error),
+        ) from None
 
 
 def _check(recorded: Recorded) -> None:

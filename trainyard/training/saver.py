@@ -356,10 +356,19 @@ def drop_after(folder: Path, path: Path) -> None:
 def check_folder(folder: Path) -> None:
     """CheckpointError if an obstacle prevents saving the checkpoints of a run there."""
     if os.path.lexists(folder) and not folder.is_dir():
-        raise CheckpointError("run.checkpoints-not-a-folder", path=folder)
+        raise CheckpointError(
+            "run.checkpoints-not-a-folder",
+            "{path}: is not a folder: move it away, or choose another with --run",
+            path=folder,
+        )
     for link in (folder / "latest", folder / "best"):
         if link.is_dir() and not link.is_symlink():
-            raise CheckpointError("run.link-is-a-folder", path=link)
+            raise CheckpointError(
+                "run.link-is-a-folder",
+                "{path}: is a folder and no link, as in a copy that has followed links: remove it "
+                "if its step-… lies beside it, or else rename it to that",
+                path=link,
+            )
 
 
 def has_any(folder: Path) -> bool:

@@ -148,6 +148,8 @@ def shortage_named(num_samples: int) -> Iterator[None]:
         reason = str(error).partition("\n")[0]
         raise RecipeError(
             "memory.micro-batch-too-large",
+            "out of memory with {num_samples} samples at a time: set a smaller batch.micro, such "
+            "as {suggested} ({reason})",
             num_samples=num_samples,
             suggested=max(num_samples // 2, 1),
             reason=reason,

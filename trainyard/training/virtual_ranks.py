@@ -73,6 +73,8 @@ class VirtualRanksStep(TrainStep):
                 raise
             raise RecipeError(
                 "model.not-deterministic",
+                "batch.virtual_ranks = {value}: this model needs an operation that gives other "
+                "bits each time: {reason}",
                 value=self.averager.total,
                 reason=str(error).partition(".")[0],
             ) from None

@@ -126,9 +126,18 @@ def _check_locations(options: argparse.Namespace) -> None:
     from trainyard.data.storage.source import is_remote
 
     if is_remote(options.destination):
-        raise InputError("pack.destination-on-server", location=options.destination)
+        raise InputError(
+            "pack.destination-on-server",
+            "{location}: pack into a folder of this machine, then copy it",
+            location=options.destination,
+        )
     if is_on_hub(options.location) and not options.no_shuffle:
-        raise InputError("pack.shuffled-from-hub", location=options.location)
+        raise InputError(
+            "pack.shuffled-from-hub",
+            "{location}: the Hub is for large requests, not for one per image: pack in its own "
+            "order, by --no-shuffle",
+            location=options.location,
+        )
 
 
 def _print_part(options: argparse.Namespace, samples: int) -> None:
@@ -143,7 +152,11 @@ def _pack_options(options: argparse.Namespace) -> "PackOptions":
     from trainyard.datasets.pack.shards import PackOptions
 
     if options.name is not None and options.format in ("folder", "parquet"):
-        raise InputError("option.name-without-effect", format=options.format)
+        raise InputError(
+            "option.name-without-effect",
+            "--name is a prefix of shards, and --format {format} has names of its own: drop --name",
+            format=options.format,
+        )
     samples = options.shard_samples
     if samples is None:
         limited = options.shard_size is None and options.format != "hdf5"
@@ -164,10 +177,16 @@ def _recode(options: argparse.Namespace) -> "Recode | None":
 
     if options.short is None:
         if options.quality is not None:
-            raise InputError("option.quality-without-short")
+            raise InputError(
+                "option.quality-without-short",
+                "--quality applies to resized images: add --short, or drop --quality",
+            )
         return None
     if options.pixels and options.quality is not None:
-        raise InputError("option.quality-with-pixels")
+        raise InputError(
+            "option.quality-with-pixels",
+            "--quality applies to JPEGs, and --pixels stores none: drop one of them",
+        )
     return ShortSide(options.short, 95 if options.quality is None else options.quality)
 
 
@@ -186,10 +205,14 @@ def _named(indices: "dict[str, Index]", options: argparse.Namespace) -> "dict[st
     if name is None:
         return {{"data": "train"}.get(split, split): index for split, index in indices.items()}
     if not re.fullmatch(r"\w+", name):
-        raise InputError("option.malformed-split", value=name)
+        raise InputError(
+            "option.malformed-split", "--split {value!r}: use letters and digits", value=name
+        )
     if len(indices) > 1:
         raise InputError(
             "pack.several-splits",
+            "--split {split}: {location} holds {names}; name one of them as LOCATION, or drop "
+            "--split",
             split=name,
             location=options.location,
             names=" and ".join(indices),

@@ -40,7 +40,11 @@ def data_serve(options: argparse.Namespace) -> int:
         return 0
     manifest = read_manifest(options.folder)
     if manifest is not None and manifest.format == "folder":
-        raise DataError("serve.single-images", path=options.folder)
+        raise DataError(
+            "serve.single-images",
+            "{path}: single images are not read over HTTP; pack them",
+            path=options.folder,
+        )
     url = server_options.url
     data = url if manifest else f"'{url}/NAME-{{000000..000099}}.tar'"
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -56,4 +60,6 @@ def data_serve(options: argparse.Namespace) -> int:
         return 0
     finally:
         put_back_handlers({signal.SIGTERM: before})
-    raise TrainyardError("serve.nginx-ended", exit_code=code)
+    raise TrainyardError(
+        "serve.nginx-ended", "nginx ended unexpectedly (exit code {exit_code})", exit_code=code
+    )

@@ -59,7 +59,11 @@ def data_show(options: argparse.Namespace) -> int:
     chosen = (options.split, options.class_name, options.rows, options.columns, options.seed)
     is_chosen = chosen != (None, None, _ROWS, _COLUMNS, 0) or options.augmented is not None
     if options.sheet is None and is_chosen:
-        raise InputError("option.needs-sheet")
+        raise InputError(
+            "option.needs-sheet",
+            "--split, --class, --rows, --columns, --seed and --augmented are for a contact sheet: "
+            "add --sheet FILE.png",
+        )
     if options.overrides:
         _check_overrides(options)
     check_suffix(options.sheet, "--sheet", ".png")  # before all is indexed
@@ -81,7 +85,11 @@ def _check_overrides(options: argparse.Namespace) -> None:
     from trainyard.compare import check_keys
 
     if options.augmented is None:
-        raise InputError("option.needs-augmented", key=next(iter(options.overrides)))
+        raise InputError(
+            "option.needs-augmented",
+            "--{key} is for a sheet of augmented images: add --augmented RECIPE",
+            key=next(iter(options.overrides)),
+        )
     check_keys(options.overrides, "a sheet", _SECTIONS)
 
 
@@ -185,7 +193,13 @@ def _draw_sheet(options: argparse.Namespace, indices: dict[str, "Index"]) -> Non
     split = options.split or next(iter(indices))
     if split not in indices:
         hint = did_you_mean(split, indices) or f", but {', '.join(indices)}"
-        raise InputError("data.no-such-split", location=options.location, split=split, hint=hint)
+        raise InputError(
+            "data.no-such-split",
+            "{location}: has no split {split!r}{hint}",
+            location=options.location,
+            split=split,
+            hint=hint,
+        )
     index, name = indices[split], options.class_name
     label = None if name is None else _class_number(index, name)
     count = options.rows * (1 if options.augmented else options.columns)
@@ -232,4 +246,6 @@ def _class_number(index: "Index", name: str) -> int:
     if name in index.classes:
         return index.classes.index(name)
     meant = did_you_mean(name, index.classes) or "; `trainyard data show` lists the classes"
-    raise InputError("data.no-such-class", name=name, hint=meant)
+    raise InputError(
+        "data.no-such-class", "--class {name}: no such class{hint}", name=name, hint=meant
+    )

@@ -61,4 +61,4 @@ def _stage(staged: "StagedShards", split: str) -> None:
             show(len(staged) - len(staged.missing()))
     problem = done.result()
     if problem is not None:
-        raise DataError("stage.incomplete", reason=problem)
+        raise DataError("stage.incomplete", "{reason}", reason=problem)

@@ -55,6 +55,7 @@ class Extra:
         if _looks(changed) != looks:
             raise RecipeError(
                 "function.wrong-images",
+                "{key} = {value!r} returns {found}: return images as it gets them, {wanted}",
                 key=KEY,
                 value=self._name,
                 found=_looks(changed),

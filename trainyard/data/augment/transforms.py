@@ -35,7 +35,11 @@ class Translate:
         height, width = pixels_BCHW.shape[2:]
         if self._pixels >= min(height, width):
             raise RecipeError(
-                "recipe.translate-too-large", value=self._pixels, size=min(height, width)
+                "recipe.translate-too-large",
+                "augment.translate = {value} is no less than the image's side, {size} pixels: "
+                "lower it",
+                value=self._pixels,
+                size=min(height, width),
             )
         key = fold_in(self._seed, np.full_like(keys.ids, TRANSLATIONS), keys.visits, keys.ids)
         drawn = np.floor(uniforms(key, 2) * (2 * self._pixels + 1)).astype(np.int64) - self._pixels

@@ -28,13 +28,19 @@ from trainyard.image_size import ImageSize, height_width
 def check(device: torch.device) -> None:
     """RecipeError if this machine cannot decode on a GPU."""
     if device.type == "cpu":
-        raise RecipeError("recipe.decode-without-gpu")
+        raise RecipeError(
+            "recipe.decode-without-gpu",
+            "data.decode = 'gpu' needs a GPU, and there is none: leave it at 'cpu'",
+        )
     probe = encode_jpeg(torch.zeros(3, 64, 64, dtype=torch.uint8))
     try:
         decode_jpeg([probe], ImageReadMode.RGB, device)
     except (AttributeError, RuntimeError) as error:  # AttributeError by a build without CUDA
         raise RecipeError(
-            "recipe.gpu-decode-unavailable", reason=str(error).splitlines()[0]
+            "recipe.gpu-decode-unavailable",
+            "data.decode = 'gpu' needs torchvision's build for torch's CUDA: install it, or leave "
+            "data.decode at 'cpu' ({reason})",
+            reason=str(error).splitlines()[0],
         ) from None
 
 

@@ -140,12 +140,22 @@ class JoinFeed:
     def _ends_before(self, step: int) -> list[int]:
         """The ends of passes up to a step. CheckpointError if the run cannot resume there."""
         if step and "ends" not in self._place:
-            raise CheckpointError("checkpoint.not-of-join")
+            raise CheckpointError(
+                "checkpoint.not-of-join",
+                "data.order = 'join' resumes only from its own checkpoints: use the weights of "
+                "this one with model.checkpoint",
+            )
         ends: list[int] = self._place.get("ends", [])
         ranks, begin = self._place.get("ranks"), max(ends, default=0)
         if step > begin and ranks != self._world.size:
             raise CheckpointError(
-                "checkpoint.inside-pass", step=step, num_ranks=ranks, pass_start=begin
+                "checkpoint.inside-pass",
+                "the checkpoint of step {step:,} lies inside a pass, and {num_ranks} ranks read "
+                "it, each its own shards: go on with {num_ranks}, or remove the checkpoints after "
+                "the end of a pass (step {pass_start:,})",
+                step=step,
+                num_ranks=ranks,
+                pass_start=begin,
             )
         return list(ends)
 
@@ -186,7 +196,9 @@ class JoinFeed:
         seen, self._seen = self._seen, 0
         self._past += seen
         if not seen:
-            error = DataError("stream.no-samples")
+            error = DataError(
+                "stream.no-samples", "data.train: not one sample in all of its shards"
+            )
             error.is_shared = True
             raise error
         self._ends.append(self._step)

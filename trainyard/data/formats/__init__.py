@@ -48,22 +48,46 @@ def recognise(place: ResolvedLocation) -> str:
         left_out = folder.files_left_out(place.root)
         loose, _ = left_out.kinds.get(LOOSE, (0, ""))
         if loose:
-            raise DataError("data.no-class-folders", location=place.location, num_images=loose)
+            raise DataError(
+                "data.no-class-folders",
+                "{location}: holds {num_images:,} images, but no folder of a class; expected one "
+                "folder per class (CLASS/*.jpg), or tars, TFRecords, HDF5, Parquet or packed "
+                "files in it",
+                location=place.location,
+                num_images=loose,
+            )
         hint = f"; left out: {left_out}" if left_out else ""
-        raise DataError("data.no-images", location=place.location, hint=hint)
-    raise DataError("data.unknown-format", location=place.location)
+        raise DataError(
+            "data.no-images",
+            "{location}: no images found; expected one folder per class (CLASS/*.jpg), or tars, "
+            "TFRecords, HDF5, Parquet or packed files in it{hint}",
+            location=place.location,
+            hint=hint,
+        )
+    raise DataError(
+        "data.unknown-format",
+        "{location}: not a known format; expected a folder, tars, TFRecords, HDF5, Parquet, "
+        "packed files, or a list of images (.csv, .tsv)",
+        location=place.location,
+    )
 
 
 def _check_options(place: ResolvedLocation, name: str) -> None:
     """DataError for an option that the format's reader does not know."""
     known = getattr(FORMATS[name], "OPTIONS", ())
     if len(place.options) < place.option_text.count("#"):
-        raise DataError("data.option-twice", location=place.location, options=place.option_text)
+        raise DataError(
+            "data.option-twice",
+            "{location}{options}: has an option twice",
+            location=place.location,
+            options=place.option_text,
+        )
     wrong = [f"#{option}=" for option in place.options if option not in known]
     if wrong:
         taken = " and ".join(f"#{option}=" for option in known) or "none"
         raise DataError(
             "data.unknown-option",
+            "{location}: {name} is no option of the format {format}, which takes {names}",
             location=place.location,
             name=wrong[0],
             format=name,

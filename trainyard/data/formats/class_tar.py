@@ -88,7 +88,13 @@ def check_all_read(place: ResolvedLocation) -> None:
         is_shard = ending and _NUMBER.sub("#", name[: -len(ending)]) in alike
         if is_shard and name not in names:
             remedy = f"rename it to {name[:-4]}.tar" if ending == ".tar" else "decompress it"
-            raise DataError("tar.passed-over", path=place.path(name), like=names[0], hint=remedy)
+            raise DataError(
+                "tar.passed-over",
+                "{path}: a tar like {like} that would not be read: {hint}, or move it away",
+                path=place.path(name),
+                like=names[0],
+                hint=remedy,
+            )
 
 
 def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
@@ -107,7 +113,14 @@ def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
     outside = found.pop("", None)
     if len(found) == 1 and outside is not None:  # the images in no split would be left out
         ((split, folder),) = found.items()
-        raise DataError("tar.split-or-class", location=place.location, folder=folder, split=split)
+        raise DataError(
+            "tar.split-or-class",
+            "{location}: is {folder} a folder of {split} data, or of classes like the others? "
+            "Give each split a folder, or unpack the tar and name the data by --data.train",
+            location=place.location,
+            folder=folder,
+            split=split,
+        )
     return tuple(split for split in SPLITS if split in found)
 
 
@@ -137,7 +150,14 @@ class _Labels:
         self._expect(layout, path, name)
         split = _split_above(layout, name)
         if split and not self._has_splits:
-            raise DataError("tar.partly-in-split", path=path, name=name, split=split)
+            raise DataError(
+                "tar.partly-in-split",
+                "{path}: {name!r} lies in a folder of {split} data, but most of the tar lies in "
+                "none; name the folders train and val, or give each split a tar of its own",
+                path=path,
+                name=name,
+                split=split,
+            )
         if self._has_splits and not split:
             return -1
         if layout == _INNER_TARS:
@@ -152,6 +172,8 @@ class _Labels:
                 if folder[:end] in self._folders:
                     raise DataError(
                         "tar.class-in-class",
+                        "{location}: there are images in {outer} and in {inner}: which of them is "
+                        "the class?",
                         location=location,
                         outer="/".join(folder[:end]),
                         inner="/".join(folder),
@@ -167,7 +189,12 @@ class _Labels:
         known, first = self._homes.setdefault((split, class_name), (inside, home))
         if known != inside:
             raise DataError(
-                "tar.class-in-two-folders", path=path, folder="/".join(first), other="/".join(home)
+                "tar.class-in-two-folders",
+                "{path}: {folder} and {other} have one name: if they are one class, write them "
+                "into one folder; if not, rename one",
+                path=path,
+                folder="/".join(first),
+                other="/".join(home),
             )
         number = self._numbers.setdefault(class_name, len(self.classes))
         if number == len(self.classes):
@@ -180,6 +207,8 @@ class _Labels:
         if known != layout:
             raise DataError(
                 "tar.class-in-two-layouts",
+                "{path}: {name!r} lies {layout}, but {other!r} {other_layout}: which one is the "
+                "class?",
                 path=path,
                 name=name,
                 layout=layout,
@@ -193,7 +222,15 @@ def _check_is_class(path: str, stem: str, name: str, *, alone: bool = False) -> 
     is_imagenets_way = name.startswith(stem) and not name[len(stem) : len(stem) + 1].isalnum()
     if stem.strip(".") and (is_imagenets_way or not (alone or stem[-1].isdigit())):
         return
-    raise DataError("tar.no-labels", path=path, name=name, stem=stem)
+    raise DataError(
+        "tar.no-labels",
+        "{path}: holds images but no labels: no .cls or .json beside {name!r}, no folder per "
+        "class around it, and {stem!r} does not look like a class (its images would be named "
+        "'{stem}_…'); ImageNet's own archives go through `trainyard data prepare`",
+        path=path,
+        name=name,
+        stem=stem,
+    )
 
 
 def _folders_of(name: str) -> tuple[str, ...]:
@@ -303,7 +340,13 @@ def _check_names(tar: BufferedTarReader, twice: set[int]) -> None:
     seen = set[str]()
     for member in members(tar) if twice else ():
         if member.name in seen:
-            raise DataError("tar.member-stored-twice", path=tar.name, name=member.name)
+            raise DataError(
+                "tar.member-stored-twice",
+                "{path}: {name!r} is stored twice, as `tar -r` does for a newer file: unpack it, "
+                "which keeps the last one, and write it anew",
+                path=tar.name,
+                name=member.name,
+            )
         if hash(member.name) in twice:
             seen.add(member.name)
 
@@ -314,11 +357,20 @@ def _flat_images(tar: BufferedTarReader, inner: Member, left_out: LeftOut) -> It
     for member in members(tar, inner.offset, inner.offset + inner.size):
         folder, _, base = member.name.rpartition("/")
         if base.endswith((".tar", ".cls")):
-            raise DataError("tar.inner-not-class", path=tar.name, inner=inner.name, name=base)
+            raise DataError(
+                "tar.inner-not-class",
+                "{path}: the tar {inner!r} inside holds {name!r}, but images of one class were "
+                "expected; unpack the outer tar and name the inner ones",
+                path=tar.name,
+                inner=inner.name,
+                name=base,
+            )
         if is_image(base):
             if folder not in ("", ".", stem, f"./{stem}"):
                 raise DataError(
                     "tar.inner-class-or-folder",
+                    "{path}: the image {name!r} of the tar {inner!r} inside: is its class "
+                    "{inner_name!r} or its folder?",
                     path=tar.name,
                     name=member.name,
                     inner=inner.name,

@@ -111,12 +111,19 @@ def find_column(
         hint = "name one: LOCATION#label=COLUMN" if kind == "label" else "rename one to " + first
         either = " and ".join(repr(names[at]) for at in found)
         raise DataError(
-            "data.several-columns", path=path, header=header, names=either, kind=kind, hint=hint
+            "data.several-columns",
+            "{path}{header}: {names} can each be the {kind}: {hint}",
+            path=path,
+            header=header,
+            names=either,
+            kind=kind,
+            hint=hint,
         )
     if wanted is not None and not found:
         hint = did_you_mean(wanted, names)
         raise DataError(
             "data.unknown-column",
+            "{path}{header}: has no column {column!r}, but {names}{hint}",
             path=path,
             header=header,
             column=wanted,
@@ -132,6 +139,7 @@ def missing(kind: str, names: Sequence[str], path: str, header: str = "") -> Dat
     hint = "; or name one: LOCATION#label=COLUMN" if kind == "label" else ""
     return DataError(
         "data.no-column",
+        "{path}{header}: has no column of the {kind} ({usual} or {last}), but {names}{hint}",
         path=path,
         header=header,
         kind=kind,

@@ -108,7 +108,13 @@ def _check_once(location: str, trees: Iterable[_Tree]) -> None:
     for folder, real in (item for tree in trees for item in tree.images.items()):
         if (other := names.setdefault(real, folder)) != folder:
             path = os.path.join(location, folder)
-            raise DataError("data.folder-twice", path=path, other=os.path.join(location, other))
+            raise DataError(
+                "data.folder-twice",
+                "{path}: is the same folder as {other}, by a link, so each of its images would "
+                "count twice: remove one of the two",
+                path=path,
+                other=os.path.join(location, other),
+            )
 
 
 def files_left_out(location: str) -> LeftOut:

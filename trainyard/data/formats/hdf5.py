@@ -169,6 +169,7 @@ def _check(file: Any, name: str) -> None:
     if missing:
         raise DataError(
             "hdf5.no-dataset",
+            "{path}: has no dataset {dataset}; expected encoded_images and targets",
             path=name,
             dataset=missing[0],
         )

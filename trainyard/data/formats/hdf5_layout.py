@@ -38,7 +38,9 @@ def check_inside(file: Any, key: Any, path: str) -> Any:
 
     found = file[key]
     if not isinstance(found, Dataset):
-        raise DataError("hdf5.not-a-dataset", path=path, dataset=found.name)
+        raise DataError(
+            "hdf5.not-a-dataset", "{path}: {dataset} is no dataset", path=path, dataset=found.name
+        )
     settings = found.id.get_create_plist()
     if settings.get_layout() == h5d.VIRTUAL or settings.get_external_count():
         raise DataError(
@@ -54,7 +56,12 @@ def read_targets(file: Any, classes: Sequence[str] | None, path: str) -> Rows:
     """The class numbers of a split's images; DataError if they are none."""
     stored = file[TARGETS]
     if stored.dtype.kind not in "iu":
-        raise DataError("hdf5.targets-not-integers", path=path, type=str(stored.dtype))
+        raise DataError(
+            "hdf5.targets-not-integers",
+            "{path}: targets are {type}, expected integers",
+            path=path,
+            type=str(stored.dtype),
+        )
     targets: Rows = stored[...].astype(np.int64).reshape(-1)
     limit = MAX_CLASSES if classes is None else len(classes)
     wrong = np.flatnonzero((targets < 0) | (targets >= limit))
@@ -62,6 +69,7 @@ def read_targets(file: Any, classes: Sequence[str] | None, path: str) -> Rows:
         count = "" if classes is None else f" among {limit} classes"
         raise DataError(
             "hdf5.not-a-class-number",
+            "{path}: targets row {row} is {value}, no class number{hint}",
             path=path,
             row=int(wrong[0]),
             value=int(targets[wrong[0]]),
@@ -85,6 +93,7 @@ def find_splits(file: Any, path: str) -> list[SplitRows]:
         if split.labels is not None and len(split.labels) != len(split.images):
             raise DataError(
                 "hdf5.images-without-targets",
+                "{path}: {split} has {num_images:,} images, but {num_labels:,} targets",
                 path=path,
                 split=split.name or "it",
                 num_images=len(split.images),
@@ -98,7 +107,12 @@ def left_out_of(splits: Sequence[SplitRows], images: int, path: str) -> LeftOut:
     read = [split.images for split in splits if split.labels is not None]
     times = np.bincount(np.concatenate([*read, np.empty(0, np.int64)]), minlength=images)
     if (times > 1).any():
-        raise DataError("hdf5.row-in-two-splits", path=path, row=int(np.argmax(times > 1)))
+        raise DataError(
+            "hdf5.row-in-two-splits",
+            "{path}: its splits name row {row} of encoded_images more than once",
+            path=path,
+            row=int(np.argmax(times > 1)),
+        )
     found, is_known = LeftOut(), times > 0
     for name, rows, labels in splits:
         if labels is None:
@@ -116,16 +130,32 @@ def _table_of_splits(file: Any, path: str) -> list[SplitRows]:
     """The splits in fuel's table, which has a line for each dataset of each split."""
     table = np.ravel(file.attrs["split"])
     if not {"split", "source", "start", "stop", "available"} <= set(table.dtype.names or ()):
-        raise DataError("hdf5.unknown-split-table", path=path)
+        raise DataError(
+            "hdf5.unknown-split-table",
+            "{path}: its attribute `split` is not fuel's table of splits",
+            path=path,
+        )
     found: dict[str, dict[str, Rows]] = {}
     for line in table:
         name, source = _text(line["split"]), _text(line["source"])
         if source in (IMAGES, TARGETS) and np.ravel(line["available"])[0]:
             rows = _rows_of(line, file, len(file[source]), path)
             if rows is None:
-                raise DataError("hdf5.split-beyond-rows", path=path, split=name, dataset=source)
+                raise DataError(
+                    "hdf5.split-beyond-rows",
+                    "{path}: split {split} names rows of {dataset} that are not there",
+                    path=path,
+                    split=name,
+                    dataset=source,
+                )
             if source in found.setdefault(name, {}):
-                raise DataError("hdf5.split-listed-twice", path=path, split=name, dataset=source)
+                raise DataError(
+                    "hdf5.split-listed-twice",
+                    "{path}: split {split} has two lines of {dataset}",
+                    path=path,
+                    split=name,
+                    dataset=source,
+                )
             found[name][source] = rows
     splits = [
         SplitRows(_split(name, rows, path), rows[IMAGES], rows.get(TARGETS))
@@ -133,9 +163,18 @@ def _table_of_splits(file: Any, path: str) -> list[SplitRows]:
         if IMAGES in rows
     ]
     if len({split.name for split in splits}) < len(splits):
-        raise DataError("hdf5.splits-alike", path=path, names=", ".join(found))
+        raise DataError(
+            "hdf5.splits-alike",
+            "{path}: several of its splits are one, {names}",
+            path=path,
+            names=", ".join(found),
+        )
     if not splits:
-        raise DataError("hdf5.empty-splits", path=path)
+        raise DataError(
+            "hdf5.empty-splits",
+            "{path}: its table of splits names no rows of encoded_images",
+            path=path,
+        )
     return splits
 
 
@@ -144,7 +183,13 @@ def _split(name: str, rows: dict[str, Rows], path: str) -> str:
     split = split_named(name)
     if not split and TARGETS in rows:
         hint = did_you_mean(name, ("train", "valid", "test"))
-        raise DataError("hdf5.unknown-split", path=path, split=name, hint=hint)
+        raise DataError(
+            "hdf5.unknown-split",
+            "{path}: its split {split!r} is none of train, val and test{hint}",
+            path=path,
+            split=name,
+            hint=hint,
+        )
     return split or name
 
 
@@ -182,6 +227,8 @@ def find_classes(file: Any, path: str) -> list[str] | None:
     if found is None:
         raise DataError(
             "hdf5.unnamed-classes",
+            "{path}: nothing in it says what its {num_classes} class numbers mean, and fuel's are "
+            "in no common order; add a dataset class_names of their names",
             path=path,
             num_classes=int(targets.max(initial=-1)) + 1,
         )

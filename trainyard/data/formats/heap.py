@@ -31,7 +31,12 @@ def check_readable_by_offset(dataset: Any, path: str) -> None:
     element = h5py.check_vlen_dtype(dataset.dtype)
     if element is None or np.dtype(element).itemsize != 1 or dataset.ndim != 1:
         raise DataError(
-            "hdf5.images-not-bytes", path=path, dataset=dataset.name, shape=tuple(dataset.shape)
+            "hdf5.images-not-bytes",
+            "{path}: {dataset} of shape {shape} is no row of variable-length bytes, each the "
+            "content of an image file",
+            path=path,
+            dataset=dataset.name,
+            shape=tuple(dataset.shape),
         )
     settings = dataset.id.get_create_plist()
     problem = None
@@ -102,7 +107,11 @@ def _locate_block(
                 raise ValueError(f"has {length:,} bytes, but {size:,} are stored")
         except ValueError as error:
             raise DataError(
-                "hdf5.damaged-row", path=source.name, row=row, reason=str(error)
+                "hdf5.damaged-row",
+                "{path}: row {row}: {reason}",
+                path=source.name,
+                row=row,
+                reason=str(error),
             ) from None
         offsets.append(offset)
     return offsets

@@ -103,6 +103,8 @@ def _duplicates(place: ResolvedLocation, hashes: "array[int]") -> dict[int, _Row
             hint = "" if row.has_list else f"; several labels go into a column {LISTS}, as in a|b"
             raise DataError(
                 "list.image-contradicted",
+                "{path}, line {line}: {image}: is {value} here and {other} in line {other_line}: "
+                "leave one out{hint}",
                 path=_list_path(place),
                 line=row.line,
                 image=row.path,
@@ -149,6 +151,7 @@ def _size(place: ResolvedLocation, real_path: Callable[[str], str], row: _Row) -
         hint = "; write / for \\" if "\\" in row.path else ""
         raise DataError(
             "list.unreadable-image",
+            "{path}, line {line}: {image}: {reason}{hint}",
             path=_list_path(place),
             line=row.line,
             image=shown,
@@ -157,13 +160,20 @@ def _size(place: ResolvedLocation, real_path: Callable[[str], str], row: _Row) -
         ) from None
     if not S_ISREG(stat.st_mode):
         raise DataError(
-            "list.image-not-a-file", path=_list_path(place), line=row.line, image=row.path
+            "list.image-not-a-file",
+            "{path}, line {line}: {image}: is not a file",
+            path=_list_path(place),
+            line=row.line,
+            image=row.path,
         )
     folder = real_path(_root(place))
     real = os.path.realpath(path) if is_link else real_path(os.path.dirname(path))
     if not os.path.join(real, "").startswith(os.path.join(folder, "")):
         raise DataError(
             "list.link-leaves-folder",
+            "{path}, line {line}: {image}: links lead to {target}, outside of {folder}: name a "
+            "folder that holds all images, and that relative paths start from: "
+            "{location}#root=FOLDER",
             path=_list_path(place),
             line=row.line,
             image=row.path,
@@ -214,7 +224,12 @@ def _rows(place: ResolvedLocation, left_out: LeftOut | None = None) -> Iterator[
     """The rows, checked one by one; adds to `left_out` the columns that are not read."""
     path = _list_path(place)
     if is_remote(path):
-        raise DataError("list.not-local", path=path)
+        raise DataError(
+            "list.not-local",
+            "{path}: a list of images is read from a local file: download it with its images, or "
+            "pack them (`trainyard data pack`) and serve the shards",
+            path=path,
+        )
     inside = os.path.join(_root(place), "")
     here = os.path.join(os.path.abspath(place.root), "")
     real_here = os.path.realpath(here)  # `..` is the folder above this one, whatever links to it
@@ -223,13 +238,27 @@ def _rows(place: ResolvedLocation, left_out: LeftOut | None = None) -> Iterator[
         if not row.path or "" in row.labels or (row.split == "" and not row.cell):
             label = "one of its labels" if row.has_list else "its label"
             empty = "its path" if not row.path else label if "" in row.labels else "its split"
-            raise DataError("list.empty-cell", path=path, line=row.line, name=empty)
+            raise DataError(
+                "list.empty-cell",
+                "{path}, line {line}: {name} is empty",
+                path=path,
+                line=row.line,
+                name=empty,
+            )
         full = os.path.normpath(os.path.join(inside, row.path))
         if "://" in row.path:
-            raise DataError("list.image-is-url", path=path, line=row.line, image=row.path)
+            raise DataError(
+                "list.image-is-url",
+                "{path}, line {line}: {image!r} is a URL: download the images",
+                path=path,
+                line=row.line,
+                image=row.path,
+            )
         if not is_inside(full.removeprefix(inside)):
             raise DataError(
                 "list.image-outside-folder",
+                "{path}, line {line}: {image!r} lies outside of {folder}: name a folder that "
+                "holds all images, and that relative paths start from: {location}#root=FOLDER",
                 path=path,
                 line=row.line,
                 image=row.path,
@@ -250,11 +279,20 @@ def _check_split(path: str, row: _Row, kinds: dict[str, str]) -> None:
     """
     if not row.split:
         hint = did_you_mean(row.cell, ("train", "val", "test", "training", "validation"))
-        raise DataError("list.unknown-split", path=path, line=row.line, split=row.cell, hint=hint)
+        raise DataError(
+            "list.unknown-split",
+            "{path}, line {line}: its split is {split!r}, none of train, val and test{hint}",
+            path=path,
+            line=row.line,
+            split=row.cell,
+            hint=hint,
+        )
     first = kinds.setdefault(row.split, row.cell)
     if rest_of(first) != rest_of(row.cell):
         raise DataError(
             "list.split-of-two-kinds",
+            "{path}, line {line}: its split is {value!r}, and {other!r} before it is {split} too: "
+            "give one of them another name, or leave its rows out",
             path=path,
             line=row.line,
             value=row.cell,
@@ -271,7 +309,12 @@ def _text_lines(path: str) -> Iterator[str]:
                 try:
                     yield line.decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError:
-                    raise DataError("list.not-utf8", path=path, line=number) from None
+                    raise DataError(
+                        "list.not-utf8",
+                        "{path}, line {line}: is not UTF-8: save the list as UTF-8",
+                        path=path,
+                        line=number,
+                    ) from None
     except OSError as error:
         raise DataError("file.unreadable", path=path, reason=error.strerror) from None
 
@@ -295,6 +338,8 @@ def _csv_rows(place: ResolvedLocation, left_out: LeftOut | None) -> Iterator[_Ro
             if len(cells) != len(names):
                 raise DataError(
                     "list.wrong-cell-count",
+                    "{path}, line {line}: has {num_cells} cells, and the header {num_columns}: "
+                    "put quotes around a text with {delimiter!r} in it",
                     path=path,
                     line=reader.line_num,
                     num_cells=len(cells),
@@ -306,12 +351,22 @@ def _csv_rows(place: ResolvedLocation, left_out: LeftOut | None) -> Iterator[_Ro
             yield _row(reader.line_num, columns, cells, names)
     except csv.Error as error:
         raise DataError(
-            "list.not-csv", path=path, line=reader.line_num, reason=str(error)
+            "list.not-csv",
+            "{path}, line {line}: is not CSV ({reason})",
+            path=path,
+            line=reader.line_num,
+            reason=str(error),
         ) from None
     if not is_divided and (found := unread.divided()):
         location = place.location + place.option_text
         raise DataError(
-            "list.unread-split", path=path, column=found[0], values=found[1], location=location
+            "list.unread-split",
+            "{path}: its column {column!r} looks like a split ({values}): "
+            "'{location}#split={column}' takes it as one, '{location}#split=none' passes over it",
+            path=path,
+            column=found[0],
+            values=found[1],
+            location=location,
         )
 
 

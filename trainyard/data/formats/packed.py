@@ -79,7 +79,13 @@ def check_shard(source: Source) -> None:
         zip(table.offset.tolist(), table.size.tolist(), table.crc.tolist(), strict=True)
     ):
         if checksum(source, offset, offset + size) != crc:
-            raise DataError("packed.wrong-checksum", path=source.name, number=number, offset=offset)
+            raise DataError(
+                "packed.wrong-checksum",
+                "{path}: sample {number}, byte {offset}: its checksum does not match its bytes",
+                path=source.name,
+                number=number,
+                offset=offset,
+            )
 
 
 def write(path: Path, samples: Iterable[EncodedSample], classes: Sequence[str] | None) -> None:
@@ -155,7 +161,11 @@ def _read_footer(source: Source, end: bytes) -> tuple[int, int, int, int]:
     if not is_whole:
         if source.read(0, min(8, source.size)) == _MAGIC:
             raise _damaged(source, "it is cut short")
-        raise DataError("packed.not-packed", path=source.name)
+        raise DataError(
+            "packed.not-packed",
+            "{path}: not a packed shard; `trainyard data pack` writes them",
+            path=source.name,
+        )
     _, version, checksum, count, names, table, own = _FOOTER.unpack(footer)
     if version != _VERSION:
         raise DataError(
@@ -192,7 +202,12 @@ def _check(source: Source, table: Table, end: int) -> None:
 
 
 def _damaged(source: Source, why: str) -> DataError:
-    return DataError("packed.damaged", path=source.name, reason=why)
+    return DataError(
+        "packed.damaged",
+        "{path}: a damaged packed shard: {reason}; copy or pack it anew",
+        path=source.name,
+        reason=why,
+    )
 
 
 def _array(kind: str, values: NDArray[Any], dtype: str) -> "array[int]":

@@ -142,6 +142,8 @@ def _rows(
         if len(splits) > 1:
             raise DataError(
                 "parquet.several-splits",
+                "{path}: its rows or those of files before it are of several splits, {names}: "
+                "write files of one split each",
                 path=place.path(rows.path),
                 names=", ".join(sorted(splits)),
             )
@@ -155,6 +157,8 @@ def _rows(
         location = place.location + place.option_text
         raise DataError(
             "parquet.unread-split",
+            "{path}: its column {column!r} looks like a split ({values}), and a file is of one "
+            "split: write files of one split each; or '{location}#split=none' passes over it",
             path=place.location,
             column=found[0],
             values=found[1],
@@ -171,7 +175,12 @@ def _read_file(place: ResolvedLocation, first: str, layout: Layout, name: str) -
         own = find_layout(file, source.name, place.options)
         watched = {column: set[str]() for column in own.watched if column in layout.watched}
         if (own.label, own.is_text, own.classes) != (layout.label, layout.is_text, layout.classes):
-            raise DataError("data.files-differ-in-labels", path=source.name, first=first)
+            raise DataError(
+                "data.files-differ-in-labels",
+                "{path}: its labels or classes differ from those of {first}",
+                path=source.name,
+                first=first,
+            )
         data = BufferedReader(source, _REMOTE_READ) if is_remote(name) else BufferedReader(source)
         for number in range(file.metadata.num_row_groups):
             group = _Group(number, len(sizes))
@@ -222,7 +231,15 @@ def _spans(file: Any, layout: Layout, group: _Group, data: BufferedReader) -> It
     except NullValue as error:
         raise _no_image(file, layout, group, count + error.row, path=data.name) from None
     except NotByOffset as error:
-        raise DataError("parquet.images-encoded", path=data.name, reason=str(error)) from None
+        raise DataError(
+            "parquet.images-encoded",
+            "{path}: its images cannot be read by their offset, because {reason}; write the file "
+            'anew without compression: python -c "import pyarrow.parquet as p; '
+            "p.write_table(p.read_table('FILE'), 'NEW', compression='none', use_dictionary=False, "
+            'row_group_size=100)"',
+            path=data.name,
+            reason=str(error),
+        ) from None
     except ValueError as error:
         raise DataError(
             "parquet.damaged-row-group", path=data.name, group=group.number, reason=str(error)
@@ -235,8 +252,16 @@ def _no_image(file: Any, layout: Layout, group: _Group, row: int, *, path: str) 
     image = found.get("path") if isinstance(found, dict) else None
     row += group.first
     if image:
-        return DataError("parquet.row-of-path", path=path, row=row, image=image)
-    return DataError("parquet.no-image", path=path, row=row)
+        return DataError(
+            "parquet.row-of-path",
+            "{path}: row {row}: holds no image, but a path ({image}): its file holds paths, not "
+            "images: embed the images in the file, as `push_to_hub` of datasets does, or name "
+            "their folder, or a list (.csv) of the paths, as the data",
+            path=path,
+            row=row,
+            image=image,
+        )
+    return DataError("parquet.no-image", "{path}: row {row}: has no image", path=path, row=row)
 
 
 def _values(file: Any, name: str, group: _Group) -> set[str]:
@@ -253,7 +278,12 @@ def _labels(file: Any, layout: Layout, group: _Group, name: str) -> tuple[list[A
         if len(wrong):
             row = int(rows[wrong[0]])
             raise DataError(
-                "parquet.no-label", path=name, row=row, column=layout.label, reason=what
+                "parquet.no-label",
+                "{path}: row {row}: {column} {reason}",
+                path=name,
+                row=row,
+                column=layout.label,
+                reason=what,
             )
 
     column = file.read_row_group(group.number, columns=[layout.label], use_threads=False).column(0)
@@ -276,8 +306,19 @@ def _labels(file: Any, layout: Layout, group: _Group, name: str) -> tuple[list[A
     if len(wrong):
         row, value = int(rows[wrong[0]]), int(labels[wrong[0]])
         raise DataError(
-            "parquet.not-a-class-number", path=name, row=row, column=layout.label, value=value
+            "parquet.not-a-class-number",
+            "{path}: row {row}: {column} is {value}, which is no class number",
+            path=name,
+            row=row,
+            column=layout.label,
+            value=value,
         )
     if max(counts, default=0) > 2 and labels.max() < 2:
-        raise DataError("parquet.label-is-vector", path=name, row=int(rows[0]), column=layout.label)
+        raise DataError(
+            "parquet.label-is-vector",
+            "{path}: row {row}: {column} is a vector of 0 and 1: write the numbers of the classes",
+            path=name,
+            row=int(rows[0]),
+            column=layout.label,
+        )
     return labels.tolist(), counts

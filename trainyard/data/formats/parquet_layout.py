@@ -110,8 +110,22 @@ def _find_image(file: Any, features: dict[str, Any], name: str, label: str) -> t
         raise missing("image", schema.names, name)
     kind = schema.field(at).type
     if _is_text(kind) or (is_struct(kind) and kind.get_field_index("path") >= 0):
-        raise DataError("parquet.column-of-paths", path=name, column=schema.names[at])
-    raise DataError("parquet.column-not-images", path=name, column=schema.names[at], type=str(kind))
+        raise DataError(
+            "parquet.column-of-paths",
+            "{path}: its column {column!r} holds paths, not images: embed the images in the file, "
+            "as `push_to_hub` of datasets does, or name their folder, or a list (.csv) of the "
+            "paths, as the data",
+            path=name,
+            column=schema.names[at],
+        )
+    raise DataError(
+        "parquet.column-not-images",
+        "{path}: its column {column!r} is {type}, and no images: expected binary, or "
+        "struct<bytes: binary, path: string>, with the contents of image files",
+        path=name,
+        column=schema.names[at],
+        type=str(kind),
+    )
 
 
 def _label_kind(kind: Any, path: str, column: str) -> tuple[bool, bool]:
@@ -122,7 +136,14 @@ def _label_kind(kind: Any, path: str, column: str) -> tuple[bool, bool]:
     value = kind.value_type if has_lists else kind
     number = value.value_type if types.is_dictionary(value) else value
     if not _is_text(value) and not types.is_integer(number):
-        raise DataError("parquet.unknown-label-type", path=path, column=column, type=str(kind))
+        raise DataError(
+            "parquet.unknown-label-type",
+            "{path}: its column {column!r} is {type}: labels are whole numbers or texts, or lists "
+            "of them; or name another column of labels: LOCATION#label=COLUMN",
+            path=path,
+            column=column,
+            type=str(kind),
+        )
     return has_lists, _is_text(value)
 
 
@@ -160,7 +181,11 @@ def _names(feature: Any, name: str) -> list[str] | None:
     if names is None:
         return None
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
-        raise DataError("parquet.class-names-no-list", path=name)
+        raise DataError(
+            "parquet.class-names-no-list",
+            "{path}: the names of its classes are no list of names",
+            path=name,
+        )
     if len({*names}) < len(names):
         raise DataError("data.class-name-twice", path=name)
     return names

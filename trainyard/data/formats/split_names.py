@@ -70,6 +70,9 @@ def check_no_splits(location: str, classes: Sequence[str], folders: Iterable[str
     if splits:
         raise DataError(
             "data.splits-as-classes",
+            "{location}: {names} {what} by name, and no class: name each by --data.train and "
+            "--data.val if it has a folder or a tar per class; without these its images have no "
+            "labels",
             location=location,
             names=" and ".join(splits[:3]),
             what="are splits" if splits[1:] else "is a split",
@@ -81,4 +84,10 @@ def check_no_splits(location: str, classes: Sequence[str], folders: Iterable[str
     for above, names in inside.items():
         if above and (splits := splits_among(names)):
             path = os.path.join(location, above)
-            raise DataError("data.class-holds-splits", path=path, names=" and ".join(splits))
+            raise DataError(
+                "data.class-holds-splits",
+                "{path}: holds {names}, so it is no class: name it as the location if the classes "
+                "lie in these ({path}), or move these above the classes",
+                path=path,
+                names=" and ".join(splits),
+            )

@@ -167,7 +167,14 @@ def walk(
             name, kind, size = _parse(block, override)
             member = Member(name, position + _BLOCK, size)
             if member.offset + size > end:
-                raise DataError("tar.truncated-member", path=tar.name, offset=position, size=size)
+                raise DataError(
+                    "tar.truncated-member",
+                    "{path}, byte {offset}: the archive is truncated inside a member of {size:,} "
+                    "bytes",
+                    path=tar.name,
+                    offset=position,
+                    size=size,
+                )
             is_file = kind in _REGULAR
             override = {} if is_file else _override(tar, member, kind, override)
         except _Broken as error:
@@ -209,12 +216,33 @@ def _error(path: str, offset: int, broken: _Broken) -> DataError:
         case _Compressed():
             return DataError("tar.compressed", path=path, hint=f" ({broken})")
         case _PointsOut():
-            return DataError("tar.member-outside", path=path, offset=offset, name=str(broken))
+            return DataError(
+                "tar.member-outside",
+                "{path}, byte {offset}: the member {name!r} points out of the archive; do not "
+                "trust this file",
+                path=path,
+                offset=offset,
+                name=str(broken),
+            )
         case _Sparse():
-            return DataError("tar.sparse-file", path=path, offset=offset)
+            return DataError(
+                "tar.sparse-file",
+                "{path}, byte {offset}: a file with holes is not stored in one piece; write the "
+                "archive without tar --sparse",
+                path=path,
+                offset=offset,
+            )
         case _Link():
             name, kind = broken.args
-            return DataError("tar.no-file", path=path, offset=offset, name=name, kind=kind)
+            return DataError(
+                "tar.no-file",
+                "{path}, byte {offset}: {name!r} is {kind}, not a file; write the archive with "
+                "tar --dereference --hard-dereference",
+                path=path,
+                offset=offset,
+                name=name,
+                kind=kind,
+            )
     return DataError("tar.damaged", path=path, offset=offset, reason=str(broken))
 
 

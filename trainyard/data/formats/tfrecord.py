@@ -79,6 +79,7 @@ def check_shard(source: Source) -> None:
         if source.read(end, _TAIL) != _masked(checksum(source, begin, end)):
             raise DataError(
                 "tfrecord.wrong-checksum",
+                "{path}: record {record}, byte {offset}: its checksum does not match its data",
                 path=source.name,
                 record=record.number,
                 offset=record.start,
@@ -122,13 +123,22 @@ def _united(known: dict[int, str], found: dict[int, str], name: str) -> dict[int
         if united[label] != synset:
             raise _named_twice(name, label, united[label], synset)
     if len(set(united.values())) < len(united):
-        raise DataError("tfrecord.class-numbered-twice", path=name)
+        raise DataError(
+            "tfrecord.class-numbered-twice",
+            "{path}: gives one image/class/synset two labels",
+            path=name,
+        )
     return united
 
 
 def _named_twice(path: str, label: int, name: str, other: str) -> DataError:
     return DataError(
-        "tfrecord.label-named-twice", path=path, label=label + 1, name=name, other=other
+        "tfrecord.label-named-twice",
+        "{path}: label {label} is {name!r} here, {other!r} elsewhere",
+        path=path,
+        label=label + 1,
+        name=name,
+        other=other,
     )
 
 
@@ -147,6 +157,7 @@ def _read_shard(place: ResolvedLocation, name: str) -> tuple[FileRows, _Synsets]
             except ValueError as error:
                 raise DataError(
                     "tfrecord.bad-record",
+                    "{path}: record {record}, byte {offset}: {reason}",
                     path=data.name,
                     record=record.number,
                     offset=record.start,
@@ -164,19 +175,36 @@ def _records(data: BufferedReader) -> Iterator[_Record]:
     while position < data.size:
         record = _Record(number, position, (position + _HEAD, position + _HEAD))
         if position + _HEAD + _TAIL > data.size:
-            raise DataError("tfrecord.truncated", path=data.name, record=number, offset=position)
+            raise DataError(
+                "tfrecord.truncated",
+                "{path}: record {record}, byte {offset}: the file is truncated",
+                path=data.name,
+                record=number,
+                offset=position,
+            )
         head = data.read(position, _HEAD)
         if not _length_is_sound(head):
             if not position and head.startswith(_GZIP):
-                raise DataError("tfrecord.compressed", path=data.name)
+                raise DataError(
+                    "tfrecord.compressed",
+                    "{path}: the file is compressed; unpack it with gunzip",
+                    path=data.name,
+                )
             raise DataError(
-                "tfrecord.damaged-length", path=data.name, record=number, offset=position
+                "tfrecord.damaged-length",
+                "{path}: record {record}, byte {offset}: the checksum of the length does not "
+                "match (damaged)",
+                path=data.name,
+                record=number,
+                offset=position,
             )
         length = int.from_bytes(head[:8], "little")
         end = position + _HEAD + length
         if end + _TAIL > data.size:
             raise DataError(
                 "tfrecord.truncated-record",
+                "{path}: record {record}, byte {offset}: the file is truncated inside a record of "
+                "{size:,} bytes",
                 path=data.name,
                 record=number,
                 offset=position,
@@ -206,6 +234,8 @@ def _sample(data: BufferedReader, record: _Record) -> tuple[Span, int, str | Non
     else:
         raise DataError(
             "tfrecord.missing-features",
+            "{path}: record {record}, byte {offset}: expected the features image/encoded and "
+            "image/class/label, or image and label; found {names}",
             path=data.name,
             record=record.number,
             offset=record.start,
@@ -223,12 +253,20 @@ def _label(data: BufferedReader, record: _Record, found: dict[bytes, Span], feat
     stored = _read(one_int, data, found, feature)
     if stored == 0 and feature == _LABEL:
         raise DataError(
-            "tfrecord.label-0", path=data.name, record=record.number, offset=record.start
+            "tfrecord.label-0",
+            "{path}: record {record}, byte {offset}: image/class/label is 0, which that layout "
+            "leaves unused, since it counts from 1; store labels that count from 0 as the "
+            "features image and label",
+            path=data.name,
+            record=record.number,
+            offset=record.start,
         )
     label = stored if feature == _TFDS_LABEL else stored - 1
     if not 0 <= label < MAX_CLASSES:
         raise DataError(
             "tfrecord.not-a-class-number",
+            "{path}: record {record}, byte {offset}: {feature} is {value}, which is not a class "
+            "number",
             path=data.name,
             record=record.number,
             offset=record.start,

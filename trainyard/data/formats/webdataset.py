@@ -125,7 +125,12 @@ def _grouped(name: str, path: str, parts: Iterable["_Part"]) -> FileScan:
         else:
             labels.append(label)
         if len(counts) not in (0, len(sizes)):
-            raise DataError("webdataset.mixed-labels", path=path, sample=key)
+            raise DataError(
+                "webdataset.mixed-labels",
+                "{path}: sample {sample!r}: some samples have a list of labels and some a number",
+                path=path,
+                sample=key,
+            )
     rows = [FileRows(name, offsets, sizes, labels, counts=counts or None)]
     return FileScan(rows, shard.left_out())
 
@@ -144,7 +149,13 @@ class _Shard:
         for key, some in groupby(self._needed(parts), key=attrgetter("key")):
             sample = list(some)
             if key in self._keys:
-                raise DataError("webdataset.sample-stored-twice", path=self._path, sample=key)
+                raise DataError(
+                    "webdataset.sample-stored-twice",
+                    "{path}: sample {sample!r} is stored twice, as `tar -r` does for a newer one: "
+                    "write the shard anew, with a key for each sample",
+                    path=self._path,
+                    sample=key,
+                )
             self._keys.add(key)
             self._others.pop(key, None)
             yield key, sample
@@ -279,7 +290,13 @@ def streamed(tar: SequentialReader, left_out: LeftOut) -> Iterator[Streamed]:
     for key, parts in shard.samples(_parts(tar, members(tar), images=True)):
         image, label = _sample(parts, tar.name, key)
         if isinstance(label, list):
-            raise DataError("stream.label-lists", path=tar.name, sample=key)
+            raise DataError(
+                "stream.label-lists",
+                "{path}: sample {sample!r} has a list of labels, which data.order = 'join' does "
+                "not read: use another order",
+                path=tar.name,
+                sample=key,
+            )
         yield Streamed(key, image.member.offset, image.content, label)
     tar.finish()
     left_out.update(shard.left_out())
@@ -326,13 +343,21 @@ def _sample(parts: list[_Part], path: str, key: str) -> tuple[_Part, int | list[
     labels = labels or [part for part in parts if part.field == ".json"]
     if len(images) != 1 or len(labels) != 1:
         found = ", ".join(part.member.name for part in parts)
-        raise DataError("webdataset.incomplete-sample", path=path, sample=key, names=found)
+        raise DataError(
+            "webdataset.incomplete-sample",
+            "{path}: sample {sample!r}: expected one image and one label (.cls, or .json with "
+            '"label"), found {names}',
+            path=path,
+            sample=key,
+            names=found,
+        )
     read_label = _ascii_or_binary if labels[0].field == ".cls" else _from_json
     label = read_label(labels[0].content)
     if not all(0 <= one < MAX_CLASSES for one in ([label] if isinstance(label, int) else label)):
         shown = repr(labels[0].content[:60])
         raise DataError(
             "webdataset.not-a-class-number",
+            "{path}: sample {sample!r}: {value} in {suffix} is not a class number",
             path=path,
             sample=key,
             value=shown,
@@ -405,7 +430,11 @@ def write(path: Path, samples: Iterable[EncodedSample], classes: Sequence[str] |
 def _header(name: str, size: int) -> bytes:
     raw = name.encode("utf-8", "surrogateescape")
     if len(raw) > 100:
-        raise DataError("webdataset.name-too-long", name=name)
+        raise DataError(
+            "webdataset.name-too-long",
+            "{name}: a name in a WebDataset shard has at most 100 bytes",
+            name=name,
+        )
     header = _HEADER % (raw.ljust(100, b"\0"), size)
     checksum = (adler32(header) & 0xFFFF) - 1  # the sum of the bytes, here below 65521
     return b"%b%06o\0 %b" % (header[:148], checksum, header[156:])

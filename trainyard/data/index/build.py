@@ -165,14 +165,28 @@ def _no_table(scan: Scan, found: list[str]) -> DataError:
     """The error of a scan without samples of the place's split; `found`: the splits with some."""
     place = scan.place
     if not found and place.split:
-        return DataError("data.no-splits", location=place.location, split=place.split)
+        return DataError(
+            "data.no-splits",
+            "{location}: holds no splits; leave #{split} away",
+            location=place.location,
+            split=place.split,
+        )
     if not found:
         hint = f"; left out: {scan.left_out}" if scan.left_out else ""
-        return DataError("data.all-left-out", location=place.location, hint=hint)
+        return DataError(
+            "data.all-left-out",
+            "{location}: no images found in it{hint}",
+            location=place.location,
+            hint=hint,
+        )
     meant = closest(place.split or "", found) or found
     choices = " or ".join(f"{place.location}{place.option_text}#{split}" for split in meant)
     return DataError(
-        "data.several-splits", location=place.location, num_splits=len(found), names=choices
+        "data.several-splits",
+        "{location}: holds {num_splits} splits; write {names}",
+        location=place.location,
+        num_splits=len(found),
+        names=choices,
     )
 
 
@@ -198,6 +212,8 @@ class _Table:
         if self.has_lists not in (None, has_lists):
             raise DataError(
                 "data.mixed-labels",
+                "{path}: has {kind}, and the files before it {other}: write lists everywhere, or "
+                "nowhere",
                 path=rows.path,
                 kind=_kind(has_lists),
                 other=_kind(not has_lists),
@@ -274,6 +290,8 @@ def _name_classes(scan: Scan, tables: dict[str, _Table], watched: Stamps) -> lis
         if known and highest >= len(known):
             raise DataError(
                 "manifest.label-beyond-classes",
+                "{location}: holds label {label}, but the manifest beside it names {num_classes} "
+                "classes only",
                 location=where,
                 label=highest,
                 num_classes=len(known),
@@ -304,6 +322,9 @@ def _check_described(
         if found != (shard.samples, shard.bytes):
             raise DataError(
                 "manifest.other-shard",
+                "{path}: has {samples:,} samples in {bytes:,} bytes, but dataset.json describes "
+                "{listed_samples:,} in {listed_bytes:,}, so the class names there may be wrong "
+                "for it; fetch the shard again, or remove dataset.json",
                 path=place.path(name),
                 samples=found[0],
                 bytes=found[1],

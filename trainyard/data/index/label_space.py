@@ -34,7 +34,14 @@ def plain_names(names: Iterable[str], where: str) -> list[str]:
         plain.append(unicodedata.normalize("NFC", name).strip() or name)
         seen = _visible(name)
         if seen in first:
-            raise DataError("data.classes-look-alike", location=where, first=first[seen], name=name)
+            raise DataError(
+                "data.classes-look-alike",
+                "{location}: the classes {first!a} and {name!a} differ only in blanks, in "
+                "characters that are not seen or in Unicode's form: give both one name",
+                location=where,
+                first=first[seen],
+                name=name,
+            )
         first[seen] = name
     return plain
 
@@ -108,6 +115,8 @@ def match_classes(
         return Match([number_of[names[name]] for name in found], remark)
     raise DataError(
         "data.unknown-classes",
+        "{location}: its classes differ from those of the training data ({num_classes} instead of "
+        "{num_known}): {differences}{hint}",
         location=where,
         num_classes=len(found),
         num_known=len(known),

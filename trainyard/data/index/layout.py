@@ -90,6 +90,9 @@ def check_classes(location: str, rest: str) -> None:
     if doubt and doubt.is_strong:
         raise DataError(
             "data.doubtful-classes",
+            "{location}: its folders {names} are taken for classes, though {reasons}: if they are "
+            "classes, give --data.train {location} {hint}; else name the folder of the classes, "
+            "or a list (.csv) of the images with their labels",
             location=location,
             names=doubt.names,
             reasons=doubt.reasons,

@@ -18,7 +18,13 @@ def check_learnable(train: Index, where: str) -> None:
     counts = train.samples_per_class()
     if train.lists is None and np.count_nonzero(counts) < 2:
         name = train.classes[int(counts.argmax())]
-        raise DataError("data.one-class", location=where, name=name)
+        raise DataError(
+            "data.one-class",
+            "{location}: 1 class, {name!r}: there is nothing to learn: name the folder above "
+            "those of the classes, or give each class a label",
+            location=where,
+            name=name,
+        )
 
 
 def class_remarks(

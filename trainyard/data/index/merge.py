@@ -54,10 +54,20 @@ def _merged_splits(locations: Sequence[str], may_share: bool) -> dict[str, str |
         found = [splits or {"train": place} for place, splits in zip(locations, found, strict=True)]
     for location, splits in zip(locations, found, strict=True):
         if "train" not in splits:
-            raise DataError("data.no-train-split", location=location)
+            raise DataError(
+                "data.no-train-split",
+                "{location}: has no train data, which each of several --data must have; or name "
+                "the parts by --data.train and --data.val",
+                location=location,
+            )
     val = [splits["val"] for splits in found if "val" in splits]
     if not val and not may_share:
-        raise DataError("data.no-val-split", locations=", ".join(locations))
+        raise DataError(
+            "data.no-val-split",
+            "none of {locations} has val data: add a data set that has it, or name one with "
+            "--data.val, or take a share of the train data by --data.val_share 0.1",
+            locations=", ".join(locations),
+        )
     return {"train": [splits["train"] for splits in found], "val": val or None}
 
 
@@ -67,7 +77,11 @@ def validation_splits(locations: Sequence[str]) -> list[str]:
     found = [find_splits(location) or {"val": location} for location in locations]
     val = [splits["val"] for splits in found if "val" in splits]
     if not val:
-        raise DataError("data.only-train-split", locations=" and ".join(locations))
+        raise DataError(
+            "data.only-train-split",
+            "{locations}: no val data in it, but train data",
+            locations=" and ".join(locations),
+        )
     return val
 
 
@@ -114,7 +128,13 @@ def _unite(
     """
     kinds = {part.lists is None: place for place, part in zip(locations, parts, strict=True)}
     if len(kinds) > 1:
-        raise DataError("data.mixed-locations", location=kinds[False], other=kinds[True])
+        raise DataError(
+            "data.mixed-locations",
+            "{location} has lists of labels and {other} one label for each image: they cannot be "
+            "merged",
+            location=kinds[False],
+            other=kinds[True],
+        )
     if known is None:
         known = unite_classes((part.classes, part.has_names) for part in parts)
         plain_names(known, " and ".join(locations))

@@ -51,6 +51,9 @@ def check_apart(train: Index | tuple[str, ...], val: Index, *, few: int = 100_00
         file, offset, _ = val.locate(int(shared[0]))
         raise DataError(
             "data.val-in-train",
+            "{num_shared:,} of {num_images:,} validation images are training images too, the "
+            "first in {path} at byte {offset}: give each split data of its own by --data.train "
+            "and --data.val",
             num_shared=len(shared),
             num_images=len(val),
             path=file,
@@ -80,6 +83,8 @@ def check_once(parts: Sequence[Index], locations: Sequence[str], *, few: int = 1
         if len(shared := np.flatnonzero(np.isin(own, seen))):
             raise DataError(
                 "data.image-in-two-locations",
+                "{location}: {num_shared:,} of its images are in a location before it too, the "
+                "first in {path}: name each image once; data.weights draws a location more often",
                 location=location,
                 num_shared=len(shared),
                 path=part.locate(int(shared[0]))[0],

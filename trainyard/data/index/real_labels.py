@@ -35,11 +35,17 @@ def read_labels(path: Path, index: Index) -> Labels:
     numbers = _numbers(index)
     if numbers is None:
         raise DataError(
-            "labels.unknown-image-numbers", path=path, location=index.root or "merged data"
+            "labels.unknown-image-numbers",
+            "{path}: its labels go by the numbers in names such as ILSVRC2012_val_00000001.JPEG, "
+            "which {location} does not tell: evaluate on one folder of files with these names, or "
+            "on what `trainyard data prepare imagenet-1k` made",
+            path=path,
+            location=index.root or "merged data",
         )
     if len(numbers) and int(numbers.max()) > len(tree):
         raise DataError(
             "labels.too-few",
+            "{path}: has labels for {num_labels:,} images, but {location} has image {number:,}",
             path=path,
             num_labels=len(tree),
             location=index.root,
@@ -50,13 +56,19 @@ def read_labels(path: Path, index: Index) -> Labels:
 
 def _check(tree: Any, path: Path, num_classes: int) -> None:
     if not isinstance(tree, list):
-        raise DataError("labels.not-a-list", path=path)
+        raise DataError(
+            "labels.not-a-list",
+            "{path}: expected a JSON list with a list of class numbers for each image",
+            path=path,
+        )
     for number, labels in enumerate(tree, start=1):
         if not isinstance(labels, list) or not all(
             type(label) is int and 0 <= label < num_classes for label in labels
         ):
             raise DataError(
                 "labels.not-class-numbers",
+                "{path}: image {number:,} has {value} instead of a list of class numbers from 0 "
+                "to {largest}",
                 path=path,
                 number=number,
                 value=json.dumps(labels)[:60],

@@ -81,6 +81,7 @@ def train_and_val(location: str, *, may_share: bool = False) -> dict[str, str | 
             wanted = "; ".join([*_without_classes(location), share, wanted])
         raise DataError(
             "data.missing-split",
+            "{location}: has no {names} data; {hint}; or name them by --data.train and --data.val",
             location=location,
             names=" and no ".join(missing),
             hint=wanted,
@@ -105,7 +106,13 @@ def all_splits(location: str, *, is_divided: bool = False) -> dict[str, str]:
     location = take_secrets(location)
     found = find_splits(location) or {split_of(location)[1] or "data": location}
     if is_divided and "val" in found:
-        raise DataError("data.needless-division", location=location, val=found["val"])
+        raise DataError(
+            "data.needless-division",
+            "{location}: has validation images, {val}; --val-share and --val-fold are for data "
+            "without: leave them out",
+            location=location,
+            val=found["val"],
+        )
     return found
 
 
@@ -227,7 +234,13 @@ def _in_folder(location: str) -> dict[str, str]:
         candidates[split] += _patterns(location, split, files) if is_used else []
     for split, places in candidates.items():
         if len(places) > 1 and (split != "test" or not candidates["val"]):
-            raise DataError("data.several-of-split", names=" and ".join(places), split=split)
+            raise DataError(
+                "data.several-of-split",
+                "{names}: both are named like {split} data: move one away, or name the data by "
+                "--data.train and --data.val",
+                names=" and ".join(places),
+                split=split,
+            )
     found = {split: places[0] for split, places in candidates.items() if places}
     _check_no_class(location, folders, found)
     return found
@@ -275,6 +288,9 @@ def _check_no_class(location: str, folders: Sequence[str], found: dict[str, str]
     if others:
         raise DataError(
             "data.split-or-class",
+            "{location}: is {folder} a class, like {other}, or a split of the data? For a class, "
+            "give --data.train {location} --data.val_share 0.1; for a split, name {path} and the "
+            "other split by --data.train and --data.val",
             location=location,
             folder=os.path.relpath(lone, location),
             other=others[0],
@@ -321,6 +337,8 @@ def _on_hub(location: str) -> dict[str, str]:
         if len(folders) > 1:
             raise DataError(
                 "hub.several-of-split",
+                "{location}: holds {split} data in several folders, {names}: name one, as in "
+                "{path}",
                 location=location,
                 split=split,
                 names=", ".join(folders),
@@ -345,6 +363,8 @@ def _check_one_split(location: str, shards: Sequence[str]) -> None:
         if len(named := splits_named(name)) > 1:
             raise DataError(
                 "data.file-of-two-splits",
+                "{path}: its name says {names}, and a file can be of one split only: rename it, "
+                "or name the data by --data.train and --data.val",
                 path=os.path.join(location, name),
                 names=" and ".join(sorted(named)),
             )
@@ -359,6 +379,8 @@ def _check_all_read(location: str, split: str, kind: str, names: Sequence[str]) 
             remedy = "decompress it" if is_compressed else f"rename it to {name.lower()}"
             raise DataError(
                 "data.shard-passed-over",
+                "{path}: a shard of {split} that would not be read: {hint}, move it away, or name "
+                "the data by --data.train and --data.val",
                 path=os.path.join(location, name),
                 split=split,
                 hint=remedy,
@@ -376,4 +398,11 @@ def _pattern(
     for pattern in (f"*{stem}{kind}", f"*[!a-zA-Z]{stem}[!a-zA-Z]{kind}", f"{head}{kind}"):
         if matching(names, pattern) == shards:
             return pattern
-    raise DataError("data.no-shard-pattern", location=location, split=split, name=shards[0])
+    raise DataError(
+        "data.no-shard-pattern",
+        "{location}: no pattern tells its {split} shards, such as {name}, from other files: name "
+        "the data by --data.train and --data.val",
+        location=location,
+        split=split,
+        name=shards[0],
+    )

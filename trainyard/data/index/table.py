@@ -305,7 +305,12 @@ def into_cache(path: Path, location: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(
-            "index.unwritable", location=location, path=path, reason=error.strerror
+            "index.unwritable",
+            "{location}: its index cannot be written to {path} ({reason}); set TRAINYARD_CACHE to "
+            "a writable folder",
+            location=location,
+            path=path,
+            reason=error.strerror,
         ) from None
 
 

@@ -106,7 +106,7 @@ def _is_image(name: str) -> bool:
     if os.path.isdir(name) or not os.path.exists(name):
         return False
     if not os.path.isfile(name):
-        raise DataError("image.not-a-file", path=name)
+        raise DataError("image.not-a-file", "{path}: not a regular file", path=name)
     if has_image_suffix(name):
         return True
     place = find_place(name)

@@ -119,6 +119,8 @@ def save_part(index: Index, side: Side, path: Path) -> Index:
         is_share = index.lists is None and not isinstance(side.part, str)
         raise DataError(
             "data.too-few-to-share",
+            "{location}: {reason}, so none can be kept for validation ({key} = {value}): add "
+            "images, or name validation data by --data.val",
             location=index.root,
             reason="no class has two images" if is_share else "it has too few images",
             key=side.key,

@@ -92,7 +92,11 @@ class LoaderProcess:
         if "data_error" in message:
             raise DataError.unpacked(*message["data_error"])
         if "error" in message:
-            raise LoaderError("loader.failed", traceback=message["error"])
+            raise LoaderError(
+                "loader.failed",
+                "the loader process failed:\n{traceback}",
+                traceback=message["error"],
+            )
         self._held = message["slot"]
         slot, count = self._ring.slots[self._held], message["count"]
         batch = replace(
@@ -142,14 +146,20 @@ class LoaderProcess:
 
     def _death(self) -> LoaderError:
         if not self._end(self.death_s):
-            return LoaderError("loader.hung")
+            return LoaderError(
+                "loader.hung",
+                "the loader process hung up and did not end; it waits for a disk or a file server "
+                "that does not answer, perhaps",
+            )
         code, why = self._process.returncode, ""
         if code == -signal.SIGKILL:
             why = "; without your doing this usually means that the machine ran out of memory"
         elif self._last_message:
             why = f"; its last message: {self._last_message}"
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return LoaderError("loader.died", reason=how, hint=why)
+        return LoaderError(
+            "loader.died", "the loader process died ({reason}){hint}", reason=how, hint=why
+        )
 
     def _pass_messages_on(self) -> None:
         assert self._process.stderr is not None

@@ -183,7 +183,11 @@ class StagedShards:
                 self._present.add(file)
                 self.num_made += 1
                 return
-        raise DataError("stage.wrong-checksum", path=self._source(file))
+        raise DataError(
+            "stage.wrong-checksum",
+            "{path}: its checksum differs from dataset.json's; it is damaged or was replaced",
+            path=self._source(file),
+        )
 
     def _attempt(self, file: int, checksum: str | None, pool: ThreadPoolExecutor) -> None:
         name, copy = self._source(file), self._copies[file]
@@ -224,7 +228,13 @@ def stage_folder(text: str) -> Path:
     unset = re.search(r"\$\{?(\w+)", folder)
     if unset or not folder:
         what = f"{unset[1]} is not set" if unset else "is empty"
-        raise DataError("stage.folder-not-set", value=text, reason=what, host=socket.gethostname())
+        raise DataError(
+            "stage.folder-not-set",
+            "cannot stage to {value}: {reason} on {host}",
+            value=text,
+            reason=what,
+            host=socket.gethostname(),
+        )
     return Path(folder)
 
 
@@ -236,9 +246,21 @@ def _make_own(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         owners = {folder.stat().st_uid, folder.lstat().st_uid}
     except OSError as error:
-        raise DataError("stage.unwritable", path=folder, host=host, reason=error.strerror) from None
+        raise DataError(
+            "stage.unwritable",
+            "{path} on {host} cannot hold copies of data: {reason}",
+            path=folder,
+            host=host,
+            reason=error.strerror,
+        ) from None
     if not owners <= {0, os.getuid()}:
-        raise DataError("stage.foreign-folder", path=folder, host=host)
+        raise DataError(
+            "stage.foreign-folder",
+            "{path} on {host} belongs to another user, who could change the data: use a folder of "
+            "your own",
+            path=folder,
+            host=host,
+        )
 
 
 def _shards(index: Index) -> list[int]:

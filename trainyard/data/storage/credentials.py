@@ -98,7 +98,12 @@ def check_url(url: str) -> None:
         return
     scheme, _, rest = url.partition("://")
     if _LOGIN.match(rest):
-        raise DataError("storage.login-in-url", scheme=scheme)
+        raise DataError(
+            "storage.login-in-url",
+            "{scheme}://…: a URL with a login: put it into ~/.netrc, as in machine HOST login "
+            "NAME password PASSWORD, and leave it out here",
+            scheme=scheme,
+        )
     try:
         _ = urlsplit(url).port
     except ValueError:  # perhaps a login with a / in the password
@@ -107,11 +112,18 @@ def check_url(url: str) -> None:
         ) from None
     query = rest.partition("?")[2]
     if query and _ENDS_URL.search(url):
-        raise DataError("storage.unquoted-query", scheme=scheme)
+        raise DataError(
+            "storage.unquoted-query",
+            "{scheme}://…: a URL with a query, which holds a space, a quote, < or >: write a "
+            "space as %20, ' as %27, \" as %22, < as %3C and > as %3E",
+            scheme=scheme,
+        )
     for pair in query.partition("#")[0].split("&"):
         if _is_secret(pair):
             raise DataError(
                 "storage.secret-in-url",
+                "{url}: its parameter {name} looks like a secret, and the names of files are "
+                "written down: use a login in ~/.netrc, or a token in TRAINYARD_TOKENS",
                 url=public_name(url),
                 name=pair.partition("=")[0],
             )
@@ -157,11 +169,19 @@ def token_of(url: SplitResult) -> str | None:
     for item in os.environ.get(TOKENS, "").split():
         server, equals, token = item.partition("=")
         if not (server and equals and token):
-            raise DataError("storage.malformed-tokens")
+            raise DataError(
+                "storage.malformed-tokens",
+                "TRAINYARD_TOKENS is malformed: write HOST=TOKEN or HOST:PORT=TOKEN, several with "
+                "spaces between them",
+            )
         if server.lower() in (url.netloc.lower(), f"{url.scheme}://{url.netloc}".lower()):
             found = token
     if found and not (found.isascii() and found.isprintable() and " " not in found):
-        raise DataError("storage.malformed-token", host=url.netloc)
+        raise DataError(
+            "storage.malformed-token",
+            "the token for {host} has a character that tokens cannot have",
+            host=url.netloc,
+        )
     return found or None
 
 

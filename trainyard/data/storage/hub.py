@@ -34,7 +34,11 @@ def hub_path(name: str) -> HubPath:
     """The parts of a name. DataError if it names no data set."""
     found = _NAME.fullmatch(name)
     if found is None:
-        raise DataError("hub.bad-name", url=name)
+        raise DataError(
+            "hub.bad-name",
+            "{url}: write hf://datasets/OWNER/NAME, or …/NAME@REVISION/PATH",
+            url=name,
+        )
     return HubPath(found["repo"], found["revision"] or "main", (found["path"] or "").strip("/"))
 
 
@@ -56,7 +60,7 @@ def files_below(location: str) -> list[str]:
     found = _all_files(hub_endpoint(), repo, revision)
     names = [name.removeprefix(prefix) for name in found if name.startswith(prefix)]
     if not names:
-        raise DataError("hub.empty-folder", location=location)
+        raise DataError("hub.empty-folder", "{location}: no files there", location=location)
     return names
 
 
@@ -84,9 +88,15 @@ def _all_files(endpoint: str, repo: str, revision: str) -> tuple[str, ...]:
         errors.RevisionNotFoundError,
         errors.HFValidationError,
     ):
-        raise DataError("hub.unknown-data-set", url=name) from None
+        raise DataError(
+            "hub.unknown-data-set",
+            "{url}: no such data set or revision, or a private one",
+            url=name,
+        ) from None
     except (errors.HTTPError, OSError) as error:
         raise DataError("storage.failed", url=name, reason=" ".join(str(error).split())) from None
     except (KeyError, ValueError):
-        raise DataError("hub.malformed-listing", url=name) from None
+        raise DataError(
+            "hub.malformed-listing", "{url}: no list of files, as the Hub sends it", url=name
+        ) from None
     return tuple(sorted(found))

@@ -73,13 +73,23 @@ def take_secrets(location: str) -> str:
     name = public_name(location)
     scheme = location.partition("://")[0].lower()
     if scheme in ("s3", "gs") and "?" in location:
-        raise DataError("storage.query-in-store-url", url=name.partition("?")[0], scheme=scheme)
+        raise DataError(
+            "storage.query-in-store-url",
+            "{url}: {scheme}:// takes no query; credentials come from the environment and from "
+            "the files of the store's own tools",
+            url=name.partition("?")[0],
+            scheme=scheme,
+        )
     if name != location:
         is_command = name.startswith(PIPE)
         clean, given = (text if is_command else split_of(text)[0] for text in (name, location))
         clean_ones, given_ones = expand_braces(clean), expand_braces(given)
         if len(clean_ones) != len(given_ones):
-            raise DataError("storage.braces-outside-path", url=name)
+            raise DataError(
+                "storage.braces-outside-path",
+                "{url}: write the brace list in the path of the URL",
+                url=name,
+            )
         for one in zip(clean_ones, given_ones, strict=True):
             keep(*one)
     return name
@@ -141,6 +151,7 @@ def expand_braces(text: str) -> list[str]:
     if count > _MAX_NAMES:
         raise DataError(
             "data.too-many-names",
+            "{location}: a brace list of {num_names:,} names; {most:,} are the most",
             location=without_secrets(text),
             num_names=count,
             most=_MAX_NAMES,
@@ -203,7 +214,12 @@ def _common_url(urls: list[str]) -> str:
         root = root[: root.rfind("/", 0, -1) + 1]
     root = root if root.endswith("//") else root.removesuffix("/")
     if not root or root.endswith("://") or any(url.startswith(f"{root}//") for url in urls):
-        raise DataError("data.no-common-folder", first=urls[0], last=urls[-1])
+        raise DataError(
+            "data.no-common-folder",
+            "{first} and {last}: have no common folder: write them as several locations",
+            first=urls[0],
+            last=urls[-1],
+        )
     return root
 
 

@@ -196,4 +196,9 @@ def _parse(name: str, text: bytes) -> Manifest:
 
 
 def _damaged(name: str, why: str) -> DataError:
-    return DataError("manifest.damaged", path=name, reason=why)
+    return DataError(
+        "manifest.damaged",
+        "{path}: damaged ({reason}); restore it, or remove it to go without names and checksums",
+        path=name,
+        reason=why,
+    )

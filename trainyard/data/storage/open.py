@@ -29,4 +29,10 @@ def remote_file(name: str) -> "RemoteFile":
             from trainyard.data.storage.remote.object_store import ObjectFile
 
             return ObjectFile(name)
-    raise DataError("storage.unknown-scheme", url=name, scheme=scheme)
+    raise DataError(
+        "storage.unknown-scheme",
+        "{url}: {scheme}:// is not known; known are http://, https://, s3://, gs://, hf:// and "
+        "paths",
+        url=name,
+        scheme=scheme,
+    )

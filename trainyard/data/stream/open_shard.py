@@ -67,7 +67,12 @@ class Pipe(io.RawIOBase):
             code = self._process.wait()
             if code:
                 how = f"signal {-code}" if code < 0 else f"exit code {code}"
-                raise DataError("stream.pipe-failed", command=self.name, reason=how)
+                raise DataError(
+                    "stream.pipe-failed",
+                    "{command}: the command failed ({reason})",
+                    command=self.name,
+                    reason=how,
+                )
         return count
 
     def close(self) -> None:

@@ -42,14 +42,27 @@ def _check(config: DataConfig) -> None:
     if config.train is None:
         raise RecipeError("recipe.data-not-set", key="data.train", hint="pass --data.train SHARDS")
     if not isinstance(config.train, str):
-        raise RecipeError("stream.several-locations")
+        raise RecipeError(
+            "stream.several-locations",
+            "data.train has several locations; with data.order = 'join' it has one: a brace list",
+        )
     if config.samples is None:
-        raise RecipeError("stream.samples-not-set")
+        raise RecipeError(
+            "stream.samples-not-set",
+            "data.samples is not set: with data.order = 'join' the number of samples per pass is "
+            "not known; set it, a good estimate suffices for schedules",
+        )
     usual = DataConfig()
     for key in ("locality", "weights", "repeats", "stage", "stage_gb"):
         value = getattr(config, key)
         if value != getattr(usual, key):
-            raise RecipeError("stream.needs-index", key=f"data.{key}", value=value)
+            raise RecipeError(
+                "stream.needs-index",
+                "{key} = {value} is for data that has an index; a stream, with data.order = "
+                "'join', takes none of it: leave it out",
+                key=f"data.{key}",
+                value=value,
+            )
 
 
 def _list(location: str) -> list[str]:
@@ -58,11 +71,19 @@ def _list(location: str) -> list[str]:
     place = find_place(location)
     scheme = location.partition("://")[0].lower()
     if is_remote(location) and scheme not in ("http", "https", "hf"):
-        raise DataError("stream.object-store", location=location, scheme=scheme)
+        raise DataError(
+            "stream.object-store",
+            "{location}: {scheme}:// is read by an index: leave out data.order = 'join', or name "
+            "a command that writes its shards, as in 'pipe:COMMAND'",
+            location=location,
+            scheme=scheme,
+        )
     names = place.names
     if place.is_folder:
         check_all_read(place)
         names = place.files(".tar")
     if not names:
-        raise DataError("stream.no-shards", location=location)
+        raise DataError(
+            "stream.no-shards", "{location}: no shards (*.tar) in it", location=location
+        )
     return [place.path(name) for name in names]

@@ -112,6 +112,8 @@ def _items(spec: StreamSpec, number: int) -> Iterator[Item]:
                 if sample.label >= spec.num_classes:
                     raise DataError(
                         "stream.label-beyond-val",
+                        "{path}: sample {sample!r} has label {label}, but the validation data has "
+                        "{num_classes} classes, counted from 0",
                         path=name,
                         sample=sample.key,
                         label=sample.label,

@@ -116,6 +116,7 @@ def finished(destination: Path, identity: Identity) -> Manifest | None:
             if not _is_whole(destination, shard):
                 raise DataError(
                     "pack.shard-incomplete",
+                    "{path}: is missing or truncated; remove {manifest} and pack again",
                     path=destination / shard.name,
                     manifest=destination / FILE_NAME,
                 )
@@ -126,7 +127,12 @@ def check_empty(destination: Path) -> None:
     """DataError if a destination holds files that a pack would overwrite."""
     found = next((name for name in sorted(os.listdir(destination)) if name[0] != "."), None)
     if found:
-        raise DataError("pack.destination-not-empty", path=destination, name=found)
+        raise DataError(
+            "pack.destination-not-empty",
+            "{path}: is not empty ({name}); choose a new folder, so that nothing is overwritten",
+            path=destination,
+            name=found,
+        )
 
 
 @contextmanager
@@ -169,8 +175,17 @@ def _lock(path: Path, kind: int, part: Part | None = None) -> Iterator[None]:
 
 def _in_use(destination: Path, part: Part | None) -> DataError:
     if part is None:
-        return DataError("pack.in-use", path=destination)
-    return DataError("pack.part-in-use", path=destination, part=part)
+        return DataError(
+            "pack.in-use",
+            "{path}: another process is packing into it: wait for it",
+            path=destination,
+        )
+    return DataError(
+        "pack.part-in-use",
+        "{path}: another process is packing into it, part {part}: wait for it",
+        path=destination,
+        part=part,
+    )
 
 
 def _remove_unless_shared(path: Path, lock: int) -> None:
@@ -204,6 +219,8 @@ def _check_same(destination: Path, what: str, known: dict[str, Any], identity: I
     ]
     raise DataError(
         "pack.settings-differ",
+        "{path}: holds {what} made with {changes}: give the same settings, or remove it, or "
+        "choose another destination",
         path=destination,
         what=what,
         changes="; ".join(changed) or "a source that has changed since",
@@ -229,7 +246,7 @@ def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _damaged(path: Path) -> DataError:
-    return DataError("pack.journal-damaged", path=path)
+    return DataError("pack.journal-damaged", "{path}: damaged: remove it", path=path)
 
 
 def _is_whole(destination: Path, shard: Shard) -> bool:

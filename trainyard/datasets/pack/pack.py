@@ -209,13 +209,25 @@ def _class_folders(
         width = len(str(highest))
         return tuple(f"{number:0{width}d}" for number in range(highest + 1))
     if highest >= len(classes):
-        raise DataError("pack.label-beyond-classes", label=highest, num_classes=len(classes))
+        raise DataError(
+            "pack.label-beyond-classes",
+            "label {label} is beyond the {num_classes} classes that are named",
+            label=highest,
+            num_classes=len(classes),
+        )
     if list(classes) != sorted(set(classes)):
-        raise DataError("pack.unsorted-classes")
+        raise DataError(
+            "pack.unsorted-classes",
+            "classes are numbered by their sorted names: sort them, each named once",
+        )
     if options.format == "folder":
         for name in classes:
             if name.startswith(".") or "/" in name or "\0" in name or not name:
-                raise DataError("pack.class-name-unusable", name=name)
+                raise DataError(
+                    "pack.class-name-unusable",
+                    "class {name!r} cannot be a folder; choose another format",
+                    name=name,
+                )
     return classes
 
 
@@ -265,7 +277,13 @@ def _check_outside(destination: Path, splits: dict[str, Selection]) -> None:
         if index.format == "folder" and destination.resolve().is_relative_to(
             Path(index.root).resolve()
         ):
-            raise DataError("pack.destination-inside-data", path=destination, location=index.root)
+            raise DataError(
+                "pack.destination-inside-data",
+                "{path}: lies inside {location}, where it would become a class of the data; "
+                "choose a folder outside",
+                path=destination,
+                location=index.root,
+            )
 
 
 def _report_links(splits: dict[str, Selection]) -> None:
@@ -316,6 +334,8 @@ def _check_space(work: PackJob, splits: dict[str, Selection], jobs: list[ShardJo
     if jobs and free < needed:
         raise DataError(
             "pack.disk-too-small",
+            "{path}: {needed} are needed and {free} are free; free some space or choose another "
+            "disk",
             path=work.destination,
             needed=in_words(needed),
             free=in_words(free),

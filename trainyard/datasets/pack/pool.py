@@ -47,7 +47,12 @@ def write_shards(
         # By their names: Ctrl-C may come between a worker's start of a shard and a note of it.
         remove_stale(work.destination, jobs, journal.part)
         if isinstance(error, BrokenProcessPool):
-            raise TrainyardError("pack.worker-died", path=work.destination) from None
+            raise TrainyardError(
+                "pack.worker-died",
+                "{path}: a packing process died, perhaps out of memory or disk space; the same "
+                "command resumes after the complete shards",
+                path=work.destination,
+            ) from None
         raise
     finally:
         pool.shutdown()

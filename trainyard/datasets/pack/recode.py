@@ -139,6 +139,12 @@ def _jpeg(
 
 def _check(pixels: int, quality: int) -> None:
     if not 1 <= pixels <= 65_500:  # the most that a JPEG holds
-        raise DataError("pack.size-out-of-range", size=pixels)
+        raise DataError(
+            "pack.size-out-of-range", "a side of {size} pixels is not possible", size=pixels
+        )
     if not 1 <= quality <= 100:
-        raise DataError("pack.quality-out-of-range", value=quality)
+        raise DataError(
+            "pack.quality-out-of-range",
+            "a JPEG quality of {value} is not possible; give 1 to 100",
+            value=quality,
+        )

@@ -79,7 +79,10 @@ def shuffled(index: Index, seed: int | None) -> Selection:
 def only_classes(selection: Selection, keep: NDArray[np.int64]) -> Selection:
     """The samples of some classes (sorted positions), which are renumbered from 0."""
     if selection.index.lists is not None:
-        raise DataError("pack.classes-with-lists")
+        raise DataError(
+            "pack.classes-with-lists",
+            "some classes alone can be packed of images with one label each only",
+        )
     new = np.full(len(selection.index.classes), -1, np.int32)
     new[keep] = np.arange(len(keep))
     labels = new[selection.labels]
@@ -89,20 +92,35 @@ def only_classes(selection: Selection, keep: NDArray[np.int64]) -> Selection:
 def plan_jobs(splits: dict[str, Selection], options: PackOptions) -> dict[str, list[ShardJob]]:
     """The shards of each split. DataError for options that cannot be used."""
     if not _NAME.fullmatch(options.name):
-        raise DataError("pack.malformed-name", name=options.name)
+        raise DataError(
+            "pack.malformed-name",
+            "the name {name!r} is not of letters, digits, . _ and - alone",
+            name=options.name,
+        )
     if options.format not in FORMATS:
-        raise DataError("pack.unknown-format", format=options.format, names=", ".join(FORMATS))
+        raise DataError(
+            "pack.unknown-format",
+            "{format}: cannot be written; choose {names}",
+            format=options.format,
+            names=", ".join(FORMATS),
+        )
     if options.pixels and options.format != "packed":
-        raise DataError("pack.format-without-pixels", format=options.format)
+        raise DataError(
+            "pack.format-without-pixels",
+            "{format}: holds no raw pixels; choose the format packed",
+            format=options.format,
+        )
     if options.shard_samples < 1 or (options.shard_bytes or 1) < 1:
-        raise DataError("pack.empty-shard")
+        raise DataError("pack.empty-shard", "a shard needs at least one sample and one byte")
     jobs = {}
     for split, selection in splits.items():
         if not len(selection.ids):
-            raise DataError("pack.no-samples", split=split)
+            raise DataError("pack.no-samples", "{split}: no samples to pack", split=split)
         if selection.index.lists is not None and options.format not in _HOLD_LISTS:
             raise DataError(
                 "pack.format-without-lists",
+                "{format}: holds one label for each image, and {split} has lists of labels; "
+                "choose {names}",
                 format=options.format,
                 split=split,
                 names=" or ".join(_HOLD_LISTS),
@@ -174,7 +192,12 @@ def choose_classes(
     width = len(str(count - 1))
     names = tuple(classes or (f"{number:0{width}d}" for number in range(count)))
     if wish.isdecimal() and wish in (classes or ()):
-        raise DataError("pack.ambiguous-classes", value=wish)
+        raise DataError(
+            "pack.ambiguous-classes",
+            "--classes {value}: a class has this name: write {value}, for it alone, and 0{value} "
+            "for {value} classes at random",
+            value=wish,
+        )
     if wish.isdecimal():
         keep = _at_random(int(wish), count, seed)
     else:
@@ -187,7 +210,12 @@ def choose_classes(
 
 def _at_random(wanted: int, count: int, seed: int) -> NDArray[np.int64]:
     if not 0 < wanted <= count:
-        raise DataError("pack.too-few-classes", num_wanted=wanted, num_classes=count)
+        raise DataError(
+            "pack.too-few-classes",
+            "{num_wanted} classes were asked for, but the data has {num_classes:,}",
+            num_wanted=wanted,
+            num_classes=count,
+        )
     places = np.arange(count)
     return np.sort(permute(places, fold_in(seed, np.ones_like(places)), count)[:wanted])
 
@@ -196,11 +224,20 @@ def _listed(wish: str) -> list[str]:
     text = Path(wish).read_text() if os.path.isfile(wish) else wish.replace(",", "\n")
     names = [line.strip() for line in text.splitlines() if line.strip()]
     if not names:
-        raise DataError("pack.no-classes-named", value=wish)
+        raise DataError(
+            "pack.no-classes-named",
+            "{value!r} names no classes; give a number, a file of names, or A,B,…",
+            value=wish,
+        )
     return names
 
 
 def _find(name: str, known: dict[str, int]) -> int:
     if name not in known:
-        raise DataError("pack.unknown-class", name=name, hint=did_you_mean(name, known))
+        raise DataError(
+            "pack.unknown-class",
+            "there is no class {name!r}{hint}",
+            name=name,
+            hint=did_you_mean(name, known),
+        )
     return known[name]

@@ -155,7 +155,11 @@ class _Worker:
             source = self.work.sources[split]
             index = load_index(source.index)
             if index is None or index.fingerprint != source.fingerprint:
-                raise DataError("pack.source-changed", path=source.index)
+                raise DataError(
+                    "pack.source-changed",
+                    "{path}: has changed while its data was being packed",
+                    path=source.index,
+                )
             self._opened[split] = index, Reader(index)
         return self._opened[split]
 
@@ -191,7 +195,13 @@ def write_shard(job: ShardJob) -> tuple[Written, Outputs]:
     except OSError as error:
         reason = why_unwritable(error, final, _num_bytes(job), part)
         remove(outputs)
-        raise DataError("pack.shard-unwritable", path=final, reason=reason) from None
+        raise DataError(
+            "pack.shard-unwritable",
+            "{path}: cannot be written ({reason}); complete shards stay, and the same command "
+            "resumes",
+            path=final,
+            reason=reason,
+        ) from None
     except BaseException:
         remove(outputs)
         raise
@@ -246,7 +256,13 @@ def _samples(job: ShardJob, seen: _Seen) -> Iterator[EncodedSample]:
 def _unreadable(index: Index, sample: int, error: OSError) -> DataError:
     name, offset, _ = index.locate(sample)
     return DataError(
-        "pack.sample-unreadable", path=name, offset=offset, sample=sample, reason=str(error)
+        "pack.sample-unreadable",
+        "{path}, byte {offset}: sample {sample} cannot be read ({reason}); a pack leaves nothing "
+        "out: repair the sample or remove it from the source",
+        path=name,
+        offset=offset,
+        sample=sample,
+        reason=str(error),
     )
 
 
@@ -256,7 +272,10 @@ def _check_inside(index: Index, sample: int) -> None:
     outside = None if is_remote(index.locate(sample)[0]) else look_outside(index)(name)
     if outside is not None:
         raise DataError(
-            "pack.link-leaves-data", path=os.path.join(index.root, name), target=outside
+            "pack.link-leaves-data",
+            "{path}: leads to {target}, outside of the data, which is no image: remove the link",
+            path=os.path.join(index.root, name),
+            target=outside,
         )
 
 

@@ -68,7 +68,12 @@ def prepare_cifar(name: str, source: Path, preparation: Preparation) -> Manifest
     for split, published in _PUBLISHED.items():
         records = _records([contents[file] for file in release.files[split]], release.label_bytes)
         if records is None or records[:, 0].max() >= len(classes):
-            raise DataError("prepare.not-cifar", path=archive, split=split)
+            raise DataError(
+                "prepare.not-cifar",
+                "{path}: its {split} files are not records of CIFAR",
+                path=archive,
+                split=split,
+            )
         pixels = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         images = LabelledPixels(pixels, records[:, 0], classes)
         splits[split] = select_pixels(preparation, split, images, archive, count=published)

@@ -38,6 +38,8 @@ def prepare_digits(destination: Path) -> dict[str, int]:
     if sum(counts.values()) != 1797:
         raise DataError(
             "prepare.wrong-digit-count",
+            "{path}: holds {num_train} and {num_val} digits instead of 1433 and 364; remove the "
+            "folder or choose another",
             path=destination,
             num_train=counts["train"],
             num_val=counts["val"],

@@ -64,14 +64,30 @@ def read_devkit(path: Path) -> Devkit:
         }
         val = tuple(int(line) for line in contents[_TRUTH].split())
     except Exception as error:  # loadmat raises almost any error for a damaged file
-        raise DataError("prepare.not-the-devkit", path=path, reason=str(error)) from None
+        raise DataError(
+            "prepare.not-the-devkit",
+            "{path}: not the ILSVRC2012 devkit ({reason})",
+            path=path,
+            reason=str(error),
+        ) from None
     strange = [wnid for wnid in wnid_of.values() if not _WNID.fullmatch(wnid)]
     if strange:  # WNIDs become folder names
-        raise DataError("prepare.not-a-wordnet-id", path=path, name=strange[0], member=_META)
+        raise DataError(
+            "prepare.not-a-wordnet-id",
+            "{path}: {name!r} in {member} is no WordNet ID",
+            path=path,
+            name=strange[0],
+            member=_META,
+        )
     unknown = set(val) - set(wnid_of)
     if unknown:
         raise DataError(
-            "prepare.undefined-class", path=path, member=_TRUTH, label=min(unknown), other=_META
+            "prepare.undefined-class",
+            "{path}: {member} has class {label}, which {other} does not have",
+            path=path,
+            member=_TRUTH,
+            label=min(unknown),
+            other=_META,
         )
     return Devkit(wnid_of, val)
 
@@ -125,7 +141,12 @@ def _train_scan(path: Path, devkit: Devkit) -> Scan:
     def rows() -> Iterator[FileRows]:
         for archive in class_archives(place):
             if archive.name not in known:
-                raise DataError("prepare.class-not-in-devkit", path=path, name=archive.name)
+                raise DataError(
+                    "prepare.class-not-in-devkit",
+                    "{path}: class {name!r} is none of the devkit's",
+                    path=path,
+                    name=archive.name,
+                )
             classes.append(archive.name)
             yield archive.rows(len(classes) - 1)
 
@@ -149,6 +170,8 @@ def _val_rows(
             if not match or not 1 <= int(match[1]) <= len(devkit.val):
                 raise DataError(
                     "prepare.image-not-in-devkit",
+                    "{path}: {name} is not among the {num_images:,} images that the devkit has "
+                    "classes for",
                     path=place.location,
                     name=member.name,
                     num_images=len(devkit.val),
@@ -167,7 +190,11 @@ def _check_counts(train: Index, val: Index) -> None:
     for (what, published), count in zip(_PUBLISHED.items(), found, strict=True):
         if count != published:
             raise DataError(
-                "prepare.wrong-imagenet-count", num_found=count, what=what, num_expected=published
+                "prepare.wrong-imagenet-count",
+                "ILSVRC2012: {num_found:,} {what} found instead of {num_expected:,}",
+                num_found=count,
+                what=what,
+                num_expected=published,
             )
 
 
@@ -190,17 +217,32 @@ def class_archives(place: ResolvedLocation) -> Iterator[ClassImages]:
     with closing(BufferedTarReader(open_source(place.path(file)))) as tar:
         for member in members(tar):
             if not member.name.endswith(".tar"):
-                raise DataError("prepare.not-a-class-tar", path=place.path(file), name=member.name)
+                raise DataError(
+                    "prepare.not-a-class-tar",
+                    "{path}: {name} is no tar of a class",
+                    path=place.path(file),
+                    name=member.name,
+                )
             name = os.path.basename(member.name).removesuffix(".tar")
             if not name.strip("."):  # it becomes a folder's name
-                raise DataError("prepare.not-a-class-name", path=place.path(file), name=name)
+                raise DataError(
+                    "prepare.not-a-class-name",
+                    "{path}: {name!r} is no name of a class",
+                    path=place.path(file),
+                    name=name,
+                )
             if name in seen:
                 raise DataError("prepare.member-twice", path=place.path(file), name=name)
             seen.add(name)
             images = [*members(tar, member.offset, member.offset + member.size)]
             if others := [image.name for image in images if not is_image(image.name)]:
                 other = f"{member.name}: {others[0]}"
-                raise DataError("prepare.not-an-image", path=place.path(file), name=other)
+                raise DataError(
+                    "prepare.not-an-image",
+                    "{path}: {name} is no image",
+                    path=place.path(file),
+                    name=other,
+                )
             images.sort(key=lambda image: os.path.basename(image.name))
             yield ClassImages(name, file, images)
 
@@ -217,7 +259,12 @@ def prepare_imagenet_21k_p(source: Path, preparation: Preparation) -> Manifest:
     tar = _only_tar(source.resolve())
     locations = find_splits(str(tar))
     if set(locations) != {"train", "val"}:
-        raise DataError("prepare.no-train-and-val", path=tar, origin=_ORIGIN_21K)
+        raise DataError(
+            "prepare.no-train-and-val",
+            "{path}: has no train and val; imagenet21k_resized.tar.gz of {origin} has, gunzipped",
+            path=tar,
+            origin=_ORIGIN_21K,
+        )
     with preparation.counter(f"reading the headers of {tar.name}", None) as progress:
         train, val = (open_index(locations[split], progress) for split in ("train", "val"))
     return preparation.pack(
@@ -232,5 +279,10 @@ def _only_tar(source: Path) -> Path:
         raise DataError("tar.compressed", path=source, hint=" (gunzip)")
     tars = sorted(source.glob("*.tar")) if source.is_dir() else [source]
     if len(tars) != 1 or not tars[0].is_file():
-        raise DataError("prepare.not-one-tar", path=source, origin=_ORIGIN_21K)
+        raise DataError(
+            "prepare.not-one-tar",
+            "{path}: not one tar; imagenet21k_resized.tar.gz is of {origin}",
+            path=source,
+            origin=_ORIGIN_21K,
+        )
     return tars[0]

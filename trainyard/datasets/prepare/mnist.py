@@ -74,13 +74,18 @@ def _read_split(
     if len(pixels) != len(labels) or not len(labels):
         raise DataError(
             "prepare.image-label-mismatch",
+            "{path}: has {num_images:,} images, but {num_labels:,} labels",
             path=path,
             num_images=len(pixels),
             num_labels=len(labels),
         )
     if labels.max() >= len(release.classes):
         raise DataError(
-            "prepare.label-too-large", path=folder, name=prefix, label=int(labels.max())
+            "prepare.label-too-large",
+            "{path}: {name} has label {label}; the largest is 9",
+            path=folder,
+            name=prefix,
+            label=int(labels.max()),
         )
     return path, pixels, labels
 
@@ -102,13 +107,27 @@ def _read(
     md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if checksum and release.md5.get(name, md5) != md5:
         raise DataError(
-            "prepare.wrong-unpacked-md5", path=path, md5=md5, expected=release.md5[name]
+            "prepare.wrong-unpacked-md5",
+            "{path}: the MD5 of its unpacked content is {md5} instead of {expected}: it is "
+            "damaged or another release; take it as it is with --no-checksum",
+            path=path,
+            md5=md5,
+            expected=release.md5[name],
         )
     dimensions = 3 if "idx3" in name else 1
     header = 4 + 4 * dimensions
     if len(content) < header or content[:4] != bytes((0, 0, 8, dimensions)):
-        raise DataError("prepare.not-idx", path=path, num_dimensions=dimensions)
+        raise DataError(
+            "prepare.not-idx",
+            "{path}: is no IDX file of bytes in {num_dimensions} dimensions",
+            path=path,
+            num_dimensions=dimensions,
+        )
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     if len(content) != header + math.prod(shape):
-        raise DataError("prepare.wrong-idx-size", path=path)
+        raise DataError(
+            "prepare.wrong-idx-size",
+            "{path}: is truncated, or longer than its header says",
+            path=path,
+        )
     return path, np.frombuffer(content, np.uint8, offset=header).reshape(shape)

@@ -57,7 +57,12 @@ def make_folder(path: Path) -> None:
     except OSError as error:
         reason = why_unwritable(error, path)
     if reason:
-        raise DataError("prepare.folder-unwritable", path=path, reason=reason)
+        raise DataError(
+            "prepare.folder-unwritable",
+            "{path}: cannot be written ({reason}); choose another folder",
+            path=path,
+            reason=reason,
+        )
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,11 @@ class Preparation:
     def __post_init__(self) -> None:
         """DataError before any long work if the destination holds other data."""
         if self.destination.exists() and not self.destination.is_dir():
-            raise DataError("prepare.destination-is-file", path=self.destination)
+            raise DataError(
+                "prepare.destination-is-file",
+                "{path}: is a file; choose a new folder",
+                path=self.destination,
+            )
         is_ours = (self.destination / FILE_NAME).exists() or is_begun(self.destination)
         if self.destination.exists() and not is_ours:
             check_empty(self.destination)
@@ -151,7 +160,12 @@ def read_members(path: Path, wanted: Collection[str], max_bytes: int) -> dict[st
         with gzip.open(path) as packed:
             unpacked = packed.read(max_bytes + 1)
         if len(unpacked) > max_bytes:
-            raise DataError("prepare.archive-too-large", path=path, size=max_bytes)
+            raise DataError(
+                "prepare.archive-too-large",
+                "{path}: unpacks to more than the {size:,} bytes that such an archive ever has",
+                path=path,
+                size=max_bytes,
+            )
         with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as tar:
             found = {
                 name: unpacked[member.offset_data : member.offset_data + member.size]
@@ -160,10 +174,17 @@ def read_members(path: Path, wanted: Collection[str], max_bytes: int) -> dict[st
                 if member.isreg() and f"/{member.name}".endswith(f"/{name}")
             }
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise DataError("prepare.archive-unreadable", path=path, reason=str(error)) from None
+        raise DataError(
+            "prepare.archive-unreadable",
+            "{path}: cannot be read as a .tar.gz ({reason})",
+            path=path,
+            reason=str(error),
+        ) from None
     missing = [name for name in wanted if name not in found]
     if missing:
-        raise DataError("prepare.missing-member", path=path, member=missing[0])
+        raise DataError(
+            "prepare.missing-member", "{path}: holds no {member}", path=path, member=missing[0]
+        )
     return found
 
 
@@ -199,6 +220,8 @@ def check_md5(
         if digest != expected[path]:
             raise DataError(
                 "prepare.wrong-md5",
+                "{path}: its MD5 is {md5} instead of {expected}: it is incomplete, damaged or "
+                "another release; download it again, or take it as it is with --no-checksum",
                 path=path,
                 md5=digest,
                 expected=expected[path],
@@ -224,6 +247,7 @@ def select_pixels(
     if preparation.checksum and len(images.labels) != count:
         raise DataError(
             "prepare.wrong-image-count",
+            "{path}: has {num_images:,} images for {split} instead of {num_expected:,}",
             path=archive,
             num_images=len(images.labels),
             split=split,

@@ -91,7 +91,11 @@ def examine(
             count += len(part.hashes)
             progress(count)
     except BrokenProcessPool:
-        raise DataError("verify.worker-died") from None
+        raise DataError(
+            "verify.worker-died",
+            "a process that decodes images died: out of memory, or an image that crashes the "
+            "decoder; try fewer --workers",
+        ) from None
     finally:
         stop.value = 1
         pool.shutdown(cancel_futures=True)
@@ -186,7 +190,7 @@ def _examine(task: _Task) -> _Part:
 def _load(path: Path) -> Index:
     index = load_index(path)
     if index is None:
-        raise DataError("verify.index-gone", path=path)
+        raise DataError("verify.index-gone", "the index {path} is gone", path=path)
     return index
 
 

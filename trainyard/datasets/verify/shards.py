@@ -43,7 +43,11 @@ def find_files(split: str, location: str, whole: str) -> Files:
         return Files(split, find_place(location), listed, [])
     names = tuple(shard.name for path, shard in listed.items() if path not in missing)
     if not names:
-        raise DataError("verify.no-listed-file", path=missing[0])
+        raise DataError(
+            "verify.no-listed-file",
+            "{path}: no such file, and no other file that dataset.json lists",
+            path=missing[0],
+        )
     place = ResolvedLocation(location, None, whole, names, is_folder=False, can_gain=False)
     return Files(split, place, listed, missing)
 

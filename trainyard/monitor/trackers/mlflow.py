@@ -88,9 +88,17 @@ def _rejections(run: str | None) -> Iterator[None]:
             raise
         if run:
             raise RecipeError(
-                "tracker.mlflow-run-refused", name=run, reason=reason(error)
+                "tracker.mlflow-run-refused",
+                "watch.mlflow: run {name}, which trackers.json or MLFLOW_RUN_ID names: {reason} "
+                "(MLFLOW_TRACKING_URI names the server)",
+                name=run,
+                reason=reason(error),
             ) from None
-        raise RecipeError("tracker.mlflow-refused", reason=reason(error)) from None
+        raise RecipeError(
+            "tracker.mlflow-refused",
+            "watch.mlflow: {reason} (MLFLOW_TRACKING_URI names the server)",
+            reason=reason(error),
+        ) from None
 
 
 def _flat(recipe: dict[str, Any]) -> dict[str, str]:

@@ -78,7 +78,10 @@ class TrackerIds:
             return None
         except (OSError, ValueError) as error:
             raise RecipeError(
-                "tracker.ids-unreadable", path=self._path, reason=str(error)
+                "tracker.ids-unreadable",
+                "{path} cannot be read ({reason}): remove it; trackers then start a new run",
+                path=self._path,
+                reason=str(error),
             ) from None
         return None if known is None else str(known)
 
@@ -109,6 +112,7 @@ class Guarded:
         if isinstance(self._error, ImportError):
             raise RecipeError(
                 "tracker.import-failed",
+                "watch.{name} needs {name} ({reason}): {hint}",
                 name=name,
                 reason=str(self._error),
                 hint=install_hint(name),

@@ -55,7 +55,11 @@ class WandbTracker:
                     ),
                 )
         except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
-            raise RecipeError("tracker.wandb-refused", reason=reason(error)) from None
+            raise RecipeError(
+                "tracker.wandb-refused",
+                "watch.wandb: {reason} (WANDB_MODE=offline keeps the run on this machine)",
+                reason=reason(error),
+            ) from None
         self._teardown = wandb.teardown
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")

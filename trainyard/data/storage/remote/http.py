@@ -44,7 +44,9 @@ class HttpFile(RemoteFile):
             self._has_ranges = response.status != 200
             size = total_size(response)
             if size is None:
-                raise Refused("storage.no-size", url=self.name)
+                raise Refused(
+                    "storage.no-size", "{url}: the server does not send its size", url=self.name
+                )
             self.size, self.stamp = size, [validator(response), size]
             if self._has_ranges:
                 await response.content.read(2)  # to its end, so that the connection is reused
@@ -75,7 +77,12 @@ class HttpFile(RemoteFile):
         found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         span = (str(offset), str(offset + size - 1))
         if response.status == 200 and self.size > _MAX_WITHOUT_RANGES:
-            raise DataError("storage.no-ranges", url=self.name)
+            raise DataError(
+                "storage.no-ranges",
+                "{url}: its server cannot send parts of a file (it ignores Range); use one that "
+                "can, such as nginx: trainyard data serve",
+                url=self.name,
+            )
         if response.status == 206 and (found is None or (found[1], found[2]) != span):
             raise DataError("storage.wrong-range", url=self.name)
         if [validator(response), total_size(response)] != self.stamp:
@@ -93,7 +100,12 @@ def fetch_image(url: str) -> bytes:
     """
     scheme = url.partition("://")[0].lower()
     if scheme not in ("http", "https"):
-        raise DataError("storage.image-not-on-web", url=without_secrets(url), scheme=scheme)
+        raise DataError(
+            "storage.image-not-on-web",
+            "{url}: images are fetched by http:// and https:// alone, not {scheme}://",
+            url=without_secrets(url),
+            scheme=scheme,
+        )
     resource = Resource(url)
     try:
         return run(_fetched(resource))
@@ -114,7 +126,12 @@ async def _fetched(resource: Resource) -> bytes:
             if not part:
                 return bytes(content)
             content += part
-    raise DataError("storage.image-too-large", url=resource.name, most_mib=MAX_BYTES >> 20)
+    raise DataError(
+        "storage.image-too-large",
+        "{url}: over {most_mib} MiB, too large for an image",
+        url=resource.name,
+        most_mib=MAX_BYTES >> 20,
+    )
 
 
 class HttpStream(io.RawIOBase):

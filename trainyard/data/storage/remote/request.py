@@ -106,18 +106,37 @@ class Resource:
                     "is not there"
                 )
             case 401 if (self._authorization or "").startswith("Bearer"):
-                return Refused("storage.token-refused", url=self.name, status=status)
+                return Refused(
+                    "storage.token-refused",
+                    "{url}: the server answers {status}: the token is wrong, expired or not for "
+                    "this file",
+                    url=self.name,
+                    status=status,
+                )
             case 401 if self._authorization:
-                return Refused("storage.login-refused", url=self.name, status=status)
+                return Refused(
+                    "storage.login-refused",
+                    "{url}: the server answers {status}: the user name or the password is wrong",
+                    url=self.name,
+                    status=status,
+                )
             case 401:
-                return Refused("storage.no-login", url=self.name, status=status)
+                return Refused(
+                    "storage.no-login",
+                    "{url}: the server answers {status}: it wants a user name and a password; put "
+                    "them into ~/.netrc; a token goes into HF_TOKEN or TRAINYARD_TOKENS",
+                    url=self.name,
+                    status=status,
+                )
             case 408 | 425 | 429 | 500 | 502 | 503 | 504:
                 pause = response.headers.get("Retry-After", "")
                 pause_s = min(float(pause), 60) if pause.isdecimal() else 0
                 return Transient(f"the server answers {status}", pause_s)
             case 416:
                 return DataError("storage.changed-while-read", url=self.name)
-        return Refused("storage.refused", url=self.name, status=status)
+        return Refused(
+            "storage.refused", "{url}: the server answers {status}", url=self.name, status=status
+        )
 
 
 def within(size: int) -> asyncio.Timeout:
@@ -148,15 +167,21 @@ def _failure(name: str, error: aiohttp.ClientError | OSError) -> Exception:
         case _, ssl.SSLCertVerificationError():
             return DataError(
                 "storage.untrusted-certificate",
+                "{url}: its certificate is not trusted ({reason}); SSL_CERT_FILE names a file of "
+                "certificates to trust",
                 url=name,
                 reason=cause.verify_message,
             )
         case _, socket.gaierror(errno=socket.EAI_NONAME):
-            return DataError("storage.unknown-host", url=name)
+            return DataError("storage.unknown-host", "{url}: there is no such host", url=name)
         case aiohttp.TooManyRedirects(), _:
-            return Refused("storage.too-many-redirects", url=name)
+            return Refused("storage.too-many-redirects", "{url}: too many redirects", url=name)
         case aiohttp.RedirectClientError(), _:
-            return Refused("storage.redirect-to-no-url", url=name)
+            return Refused(
+                "storage.redirect-to-no-url",
+                "{url}: the server redirects to an address that is no URL",
+                url=name,
+            )
         case aiohttp.InvalidURL(), _:
             return DataError("storage.invalid-url", url=name, reason="it cannot be requested")
     return Transient(_reason(error, cause))

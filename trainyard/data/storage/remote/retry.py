@@ -73,6 +73,7 @@ class RetryState:
             remedy = "" if limit_s == _most_s.get() else " (TRAINYARD_RETRY_S sets the seconds)"
             raise GaveUp(
                 "storage.gave-up",
+                "{url}: {reason}; gave up after {duration}{hint}",
                 url=self._name,
                 reason=str(failure),
                 duration=_duration(limit_s),
