@@ -88,11 +88,10 @@ def reference(world: World, words: list[str], stderr: Path) -> None:
 
 def few(folder: Path, count: int, into: Path) -> Path:
     """The first images of each class."""
-    for path in (
-        path for name in sorted(folder.iterdir()) for path in sorted(name.iterdir())[:count]
-    ):
-        (into / path.parent.name).mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, into / path.parent.name)
+    for name in sorted({path.parent.name for path in folder.glob("*/*")}):
+        (into / name).mkdir(parents=True)
+        for path in sorted((folder / name).iterdir())[:count]:
+            shutil.copy(path, into / name)
     return into
 
 
