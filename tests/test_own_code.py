@@ -20,13 +20,13 @@ from tests.errors import raises
 from tests.runs import recipe
 from tests.spawn import spawn, train_joined
 from tests.steps import make_step
-from trainyard.config import load_recipe, override
+from trainyard.config import load_recipe
 from trainyard.data.augment.extra import Extra, check_extra
 from trainyard.data.batch import Batch, Keys
 from trainyard.model.build import build_model
 from trainyard.model.config import ModelConfig
 from trainyard.own_code import announce, find
-from trainyard.run.build import build_averager
+from trainyard.run.build import averager_class
 from trainyard.world import World
 
 NAME = "nets_of_a_test"  # no other test may import it
@@ -160,9 +160,8 @@ def test_an_averager(here: Path, digits: Path) -> None:
 
 def test_mistakes_in_an_averager(here: Path) -> None:
     for name, code in (("small", "function.not-averager"), ("nobody", "function.not-found")):
-        config = override(load_recipe("debug"), {"average.name": f"{NAME}:{name}"})
         with raises(code, key="average.name"):
-            build_averager(config, World(size=2), torch.device("cpu"))
+            averager_class(f"{NAME}:{name}")
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ from trainyard.training.update import (
     no_clip,
 )
 from trainyard.training.virtual_ranks import VirtualRanksStep
-from trainyard.world import World
+from trainyard.world import World, together
 
 _FIRST_IMAGES = 4096  # that a model which adapts to images sees before the first step
 
@@ -83,9 +83,10 @@ def build_averager(config: RunConfig, world: World, device: torch.device) -> Ave
     name = config.average.name if world.size > 1 else "allreduce"  # which averages with nobody
     if name == "gossip":
         announce_own(TOPOLOGY, config.average.topology)
-    kind = averager_class(name)
-    with as_recipe_error("average.name", name) if is_own(name) else nullcontext():
-        return kind.build(config.average, world, device, AUTOCASTS[config.batch.precision])
+    with together(world):
+        kind = averager_class(name)
+        with as_recipe_error("average.name", name) if is_own(name) else nullcontext():
+            return kind.build(config.average, world, device, AUTOCASTS[config.batch.precision])
 
 
 def averager_class(name: str) -> type[Averager]:
