@@ -71,7 +71,7 @@ size: .venv/.ready
 build/docs-env/.ready: requirements.lock requirements-dev.lock
 	test -x build/docs-env/bin/python || $(PYTHON) -m venv build/docs-env
 	build/docs-env/bin/python -m pip install --quiet $(PINS) mkdocs-material mkdocstrings-python \
-		numpy pillow pydantic ruff
+		crc32c numpy pillow pydantic ruff
 	touch $@
 
 # Into build/site: open build/site/index.html, no server and no network needed.
