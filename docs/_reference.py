@@ -276,10 +276,11 @@ def errors_page() -> str:
     for code, (message, where) in sorted(error_texts().items()):
         shown = message.replace("|", "&#124;").replace("<", "&lt;").replace("`", "&#96;")
         shown = " ".join(re.sub(r"\{(\w+)[^}]*\}", r"<em>&#123;\1&#125;</em>", shown).split())
-        areas.setdefault(code.partition(".")[0], []).append(f"| `{code}` | {shown} | {where} |")
+        areas.setdefault(code.partition(".")[0], []).append(
+            f"| `{code}`<br><small>{where}</small> | {shown} |"
+        )
     tables = [
-        f"## {area}\n\n| code | message | in |\n|---|---|---|\n" + "\n".join(areas[area])
-        for area in areas
+        f"## {area}\n\n| code | message |\n|---|---|\n" + "\n".join(areas[area]) for area in areas
     ]
     return "\n\n".join([_ABOUT_ERRORS, *tables]) + "\n"
 
@@ -293,7 +294,7 @@ def error_texts() -> dict[str, tuple[str, str]]:
             match node:
                 case ast.Call(args=[ast.Constant(value=str(code)), ast.Constant(value=str(text))]):
                     if re.fullmatch(r"[a-z0-9]+\.[a-z0-9-]+", code):
-                        places[code] = text, f"`{path.relative_to(package)}`, {node.lineno}"
+                        places[code] = text, f"{path.relative_to(package)}:{node.lineno}"
     return places
 
 
