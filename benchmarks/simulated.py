@@ -25,8 +25,7 @@ from trainyard.distributed import Heartbeat
 from trainyard.files import RunDirectory
 from trainyard.optim.groups import set_group_rates
 from trainyard.optim.optimizers import build_optimizer
-from trainyard.run.build import build_feeds
-from trainyard.run.parts import Parts, build_parts
+from trainyard.run.build import Parts, build_feeds, build_parts
 from trainyard.training.evaluate import Evaluator
 from trainyard.training.precision import AUTOCASTS, autocast
 from trainyard.training.predictions import summary

@@ -27,7 +27,7 @@ from trainyard.config import (
 from trainyard.errors import TrainyardError
 from trainyard.image_size import height_width
 from trainyard.optim.config import _TAKEN_BY, NAMES, keys_of_others
-from trainyard.run.build import build_run_model
+from trainyard.run.model import build_run_model
 
 BUILTIN = sorted(builtin_recipes())
 

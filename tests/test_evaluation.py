@@ -16,8 +16,9 @@ from tests.command_line import newest
 from tests.conftest import SOME
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.index.build import open_index
-from trainyard.run.build import build_feeds, build_run_model
+from trainyard.run.build import build_feeds
 from trainyard.run.evaluation import DataSetResult, EvaluationOptions, evaluate_checkpoint
+from trainyard.run.model import build_run_model
 from trainyard.training.evaluate import Views
 from trainyard.training.predictions import Predictions
 from trainyard.world import World

@@ -35,7 +35,7 @@ from trainyard.data.config import DataConfig
 from trainyard.data.device.join import JoinFeed, _no_samples
 from trainyard.data.open_datasets import open_datasets
 from trainyard.errors import TrainyardError
-from trainyard.run.build import build_run_model
+from trainyard.run.model import build_run_model
 from trainyard.training.step import TrainStep
 from trainyard.world import World
 

@@ -22,7 +22,7 @@ from trainyard.classifier import load
 from trainyard.config import load_recipe
 from trainyard.data.index.build import open_index
 from trainyard.distributed import Heartbeat
-from trainyard.run import parts, probe
+from trainyard.run import build, probe
 from trainyard.run.build import build_feeds
 from trainyard.run.probe import evenly_spaced
 from trainyard.world import World
@@ -90,7 +90,7 @@ def test_the_page_has_it(probed: Path, tmp_path: Path, capsys: Capture) -> None:
 def test_a_run_that_goes_on_fits_nothing(
     digits: Path, finished: Path, probed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "put_probe", None)
+    monkeypatch.setattr(build, "put_probe", None)
     for step in (0, 2):
         folder = cut_off(probed, tmp_path / f"{step}", step)
         train(ALONE, digits, finished, folder)

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from tests.tiers import tiered
 from trainyard.config import RunConfig, builtin_recipes, load_recipe
-from trainyard.run.build import build_run_course, build_run_model, build_run_schedule
+from trainyard.run.build import build_run_course, build_run_schedule
+from trainyard.run.model import build_run_model
 from trainyard.run.trainer import train
 from trainyard.world import World
 

@@ -11,8 +11,8 @@ from trainyard.config import load_recipe
 from trainyard.course import build_course
 from trainyard.distributed import Watchdog
 from trainyard.files import RunDirectory
+from trainyard.run.build import Parts
 from trainyard.run.loggers import Loggers
-from trainyard.run.parts import Parts
 from trainyard.run.pretrained import InitialWeights
 from trainyard.run.trainer import Trainer
 from trainyard.world import World

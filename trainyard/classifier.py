@@ -35,7 +35,8 @@ from trainyard.files import find_checkpoint
 from trainyard.image_size import ImageSize, height_width, size_text
 from trainyard.model.activation import activation_maps
 from trainyard.model.adapt import classifier_layers
-from trainyard.run.build import build_feeds, trained_model
+from trainyard.run.build import build_feeds
+from trainyard.run.model import trained_model
 from trainyard.run.pretrained import choose_weights
 from trainyard.run.temperature import divide, load_temperatures
 from trainyard.training import checkpoint

@@ -8,7 +8,7 @@ from tests.errors import raises
 from trainyard.cli.recipes import group_rows, parameter_rows
 from trainyard.config import RunConfig, load_recipe
 from trainyard.optim.optimizers import build_optimizer
-from trainyard.run.build import build_run_model
+from trainyard.run.model import build_run_model
 
 
 def recipe(**keys: str) -> RunConfig:

@@ -20,7 +20,7 @@ from trainyard.estimate.memory import (
 from trainyard.files import RunDirectory
 from trainyard.optim.config import NAMES
 from trainyard.optim.optimizers import build_optimizer
-from trainyard.run.build import build_run_model
+from trainyard.run.model import build_run_model
 from trainyard.training.precision import AUTOCASTS
 
 pytestmark = pytest.mark.slow

@@ -31,13 +31,8 @@ from trainyard.monitor.clock import Clock
 from trainyard.monitor.meters import Meter
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.optim.schedules import Rates
-from trainyard.run.build import (
-    build_loss_scale,
-    build_run_course,
-    build_run_model,
-    build_run_schedule,
-    build_step,
-)
+from trainyard.run.build import build_loss_scale, build_run_course, build_run_schedule, build_step
+from trainyard.run.model import build_run_model
 from trainyard.training.checkpoint import TrainState
 from trainyard.training.guard import Guard
 from trainyard.training.losses import build_loss
@@ -86,7 +81,7 @@ class Parts:
             wrapped,
             loss=build_loss(config.loss, 0.1, teacher=None),
             world=World(),
-            update_ema=ema.update,
+            ema=ema,
         )
         self.meter = Meter(World(), device, self.state.clock)
         self.device = device

@@ -11,7 +11,7 @@ from tests.errors import raises
 from trainyard.config import check
 from trainyard.model.build import build_model
 from trainyard.model.config import ModelConfig
-from trainyard.run.build import build_run_model
+from trainyard.run.model import build_run_model
 
 SMALL_VIT: dict[str, Any] = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 

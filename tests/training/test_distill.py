@@ -18,8 +18,8 @@ from trainyard.course import build_course
 from trainyard.errors import TrainyardError
 from trainyard.files import RunDirectory
 from trainyard.image_size import height_width
-from trainyard.run.build import build_run_model
 from trainyard.run.loss import build_teacher, files_of_loss
+from trainyard.run.model import build_run_model
 from trainyard.training.config import LossConfig
 from trainyard.training.step import TrainStep
 

@@ -38,11 +38,11 @@ from trainyard.run.build import (
     build_feeds,
     build_loss_scale,
     build_run_course,
-    build_run_model,
     build_run_schedule,
     build_step,
 )
 from trainyard.run.loss import build_run_loss
+from trainyard.run.model import build_run_model
 from trainyard.training import evaluate as evaluation
 from trainyard.training import precision, step
 from trainyard.training.checkpoint import TrainState
@@ -144,7 +144,7 @@ class Parts:
                 device=META,
             ),
             world=self.world,
-            update_ema=ema.update if ema else lambda step: None,
+            ema=ema,
         )
         self.rates: Rates = build_run_schedule(config, self.course)(0)
         self.meter = Meter(self.world, META, self.state.clock)

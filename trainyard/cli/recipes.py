@@ -103,7 +103,7 @@ def parameter_rows(config: "RunConfig", num_classes: int = 1000) -> list[dict[st
     with loading():
         import torch
 
-        from trainyard.run.build import build_run_model
+        from trainyard.run.model import build_run_model
     from trainyard.optim.groups import GroupRates, parameter_shares
 
     with torch.device("meta"):

@@ -17,7 +17,7 @@ from trainyard.estimate.memory import checkpoint_bytes, model_sizes
 from trainyard.files import cache_folder
 from trainyard.monitor.environment import versions
 from trainyard.printable import in_bytes, in_seconds
-from trainyard.run.build import build_run_model
+from trainyard.run.model import build_run_model
 from trainyard.world import cores_per_rank
 
 _FEW_CORES = 2  # per rank: one trains, one decodes

@@ -25,7 +25,8 @@ from trainyard.image_size import ImageSize, num_pixels
 from trainyard.model.flops import flops_by_operation
 from trainyard.monitor.history import number, read_history
 from trainyard.monitor.reports import Report
-from trainyard.run.build import build_mode, build_run_course, build_run_model
+from trainyard.run.build import build_mode, build_run_course
+from trainyard.run.model import build_run_model
 
 # Shares of the peak FLOP/s that matrix products and convolutions reach, and how often each byte of
 # an activation moves: fitted by benchmarks/published.py.

@@ -1,10 +1,10 @@
-"""Builders of a run's parts from the recipe's sections."""
+"""The parts of a run, from its recipe, in the order of building."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,18 +16,19 @@ from trainyard.averaging.config import AVERAGERS
 from trainyard.averaging.topology import KEY as TOPOLOGY
 from trainyard.averaging.virtual_ranks import VirtualRanks
 from trainyard.config import RunConfig
-from trainyard.course import Course, build_course, stage_size
+from trainyard.course import Course, build_course
 from trainyard.data.augment.extra import check_extra
 from trainyard.data.batch import Batch
 from trainyard.data.device import gpu_decode
 from trainyard.data.feeds import Feeds
 from trainyard.data.index.table import Index
 from trainyard.data.open_datasets import Datasets, open_datasets
+from trainyard.data.order import Order, training_order
 from trainyard.data.stream.shards import Stream
-from trainyard.distributed import Heartbeat, discover_or_alone
+from trainyard.distributed import Heartbeat
 from trainyard.errors import RecipeError
-from trainyard.image_size import height_width, num_pixels
-from trainyard.model.build import build_model
+from trainyard.files import RunDirectory
+from trainyard.image_size import height_width
 from trainyard.model.drop_path import drop_path_setter
 from trainyard.model.ema import Ema
 from trainyard.model.execution import (
@@ -36,22 +37,35 @@ from trainyard.model.execution import (
     compile_in_place,
     has_cuda_graphs,
     keep_compiled_code,
-    recompute_activations,
 )
-from trainyard.model.freeze import freeze, freeze_statistics
+from trainyard.monitor.clock import Clock
+from trainyard.monitor.profiler import check_window
 from trainyard.monitor.progress import counter
+from trainyard.optim.config import OptimConfig
 from trainyard.optim.groups import classifier_parameters, set_group_rates
+from trainyard.optim.optimizers import build_optimizer
 from trainyard.optim.schedules import Rates, Schedule, build_schedule
-from trainyard.own_code import announce, as_recipe_error, imported, is_own
+from trainyard.own_code import as_recipe_error, imported, is_own
 from trainyard.printable import print_line
-from trainyard.run.labels import has_lists
+from trainyard.run.labels import check_labels, has_lists
+from trainyard.run.loggers import check_trackers
+from trainyard.run.loss import build_run_loss, files_of_loss
 from trainyard.run.metrics import Reporter
-from trainyard.training import checkpoint
+from trainyard.run.model import announce_own, build_run_model
+from trainyard.run.pretrained import (
+    InitialWeights,
+    put_initial_weights,
+    resumed_weights,
+    with_pixels,
+)
+from trainyard.run.probe import put_probe
+from trainyard.run.resume import conditions, is_new_run
 from trainyard.training.bn_statistics import batch_norms, estimate_statistics
 from trainyard.training.buffers import Buffers
 from trainyard.training.checkpoint import TrainState
+from trainyard.training.guard import Guard
 from trainyard.training.micro import MicroBatchSearch, bytes_of_moments
-from trainyard.training.precision import AUTOCASTS
+from trainyard.training.precision import AUTOCASTS, use_precision, use_same_kernels
 from trainyard.training.step import Loss, Passes, TrainStep, num_parts
 from trainyard.training.update import (
     Clip,
@@ -63,17 +77,97 @@ from trainyard.training.update import (
     no_clip,
 )
 from trainyard.training.virtual_ranks import VirtualRanksStep
-from trainyard.world import World, together
+from trainyard.world import World, check_devices, pick_device, seed_generators, together
 
 _FIRST_IMAGES = 4096  # that a model which adapts to images sees before the first step
+_LAG = 8  # steps that replicas may drift apart if they do not wait for each other
 
 
-def build_data(config: RunConfig, world: World, console: Console, heartbeat: Heartbeat) -> Datasets:
-    """The training and validation data of a run."""
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """On this rank."""
+
+    config: RunConfig
+    """With the pixels of its initial weights."""
+    folder: RunDirectory
+    world: World
+    device: torch.device
+    averager: Averager
+    data: Datasets
+    order: Order
+    course: Course
+    schedule: Schedule
+    model: nn.Module
+    initial: InitialWeights
+    ema: Ema | None = None
+    """The moving averages of the weights, if the recipe has any."""
+    loss: Loss
+    loss_files: dict[str, str]
+    """See files_of_loss."""
+    clock: Clock = field(default_factory=Clock)
+    """Starts before environment.json tells how long the start took: no second is in neither."""
+
+
+def build_parts(
+    config: RunConfig,
+    folder: RunDirectory,
+    world: World,
+    *,
+    console: Console,
+    heartbeat: Heartbeat,
+) -> Parts:
+    """The parts, in their order. A TrainyardError, on all ranks, if a recipe cannot be built."""
+    device = pick_device(world)
+    if config.batch.virtual_ranks:
+        use_same_kernels(device)
+    use_precision(config.batch.precision)
+    check_devices(world, device)
+    averager = build_averager(config, world, device)
     with counter(console, "indexing samples") as show:
         data = open_datasets(config.data, world, heartbeat.counted("indexing", show))
     heartbeat.mark("start")  # the wait for the first rank's index may have been long
-    return data
+    is_new = is_new_run(config.run.resume, folder, world)
+    with together(world):
+        classes = data.train.classes
+        size, seed = config.batch.size, config.run.seed
+        order = training_order(config.data, data.train, global_batch=size, seed=seed)
+        course = build_run_course(config, order.epoch_samples)
+        _check(config, data, course, averager.waits_in_forward, world=world, device=device)
+        schedule = build_run_schedule(config, course)
+        seed_generators(seed, device)  # the same first weights on every rank
+        model = build_run_model(config, len(classes))
+        check_batch_norm(config, model, course, world)
+        if is_new:
+            initial = put_initial_weights(config.model, model, classes)
+        else:
+            initial = resumed_weights(config.run.resume, folder)
+        config = with_pixels(config, initial)
+        if is_new and config.model.checkpoint is None:
+            adapt_to_images(config, model, data.train, course=course, device=device)
+        loss = build_run_loss(config, data.train, course=course, device=device)
+        loss_files = files_of_loss(config.loss)
+        model = model if averager.moves_model else model.to(device)
+    if is_new and config.model.linear_probe:
+        assert isinstance(data.train, Index)  # config.py refuses it for a stream
+        feeds = build_feeds(config, world, device)
+        about = put_probe(config, model, data.train, feeds, console=console, heartbeat=heartbeat)
+        initial = replace(initial, log=[*initial.log, about])
+    return Parts(
+        config=config,
+        folder=folder,
+        world=world,
+        device=device,
+        averager=averager,
+        data=data,
+        order=order,
+        course=course,
+        schedule=schedule,
+        model=model,
+        initial=initial,
+        ema=build_ema(config, model),
+        loss=loss,
+        loss_files=loss_files,
+    )
 
 
 def build_averager(config: RunConfig, world: World, device: torch.device) -> Averager:
@@ -108,10 +202,39 @@ def averager_class(name: str) -> type[Averager]:
     return own
 
 
-def announce_own(key: str, name: str | None) -> None:
-    """Print, on the first rank, the user's own file that a recipe key imports, if it does."""
-    if name is not None and is_own(name) and discover_or_alone().is_first:
-        announce(key, name)
+def _check(
+    config: RunConfig,
+    data: Datasets,
+    course: Course,
+    in_step: str | None,
+    *,
+    world: World,
+    device: torch.device,
+) -> None:
+    check_labels(config, data)
+    check_batches(config, course, world, in_step)
+    check_decoding(config, device)
+    check_extra_transform(config, data.train, device)
+    check_window(config.watch.profile, course.num_steps)
+    check_trackers(config.watch, world)
+
+
+def check_decoding(config: RunConfig, device: torch.device) -> None:
+    """RecipeError if images cannot be decoded on the device that the recipe names."""
+    if config.data.decode == "gpu":
+        gpu_decode.check(device)
+
+
+def build_run_course(config: RunConfig, epoch_samples: int) -> Course:
+    """The course of a run: phases of batch and image sizes, from the recipe."""
+    return build_course(
+        config.run.length,
+        epoch_samples=epoch_samples,
+        batch=config.batch.size,
+        image_size=config.data.image_size,
+        batch_stages=config.schedule.batch_size,
+        size_stages=config.schedule.image_size,
+    )
 
 
 def check_batches(
@@ -196,24 +319,6 @@ def _least_part(config: RunConfig, model: nn.Module, world: World) -> int:
     return 2 if batch_norms(model) and not is_shared else 1
 
 
-def build_run_course(config: RunConfig, epoch_samples: int) -> Course:
-    """The course of a run: phases of batch and image sizes, from the recipe."""
-    return build_course(
-        config.run.length,
-        epoch_samples=epoch_samples,
-        batch=config.batch.size,
-        image_size=config.data.image_size,
-        batch_stages=config.schedule.batch_size,
-        size_stages=config.schedule.image_size,
-    )
-
-
-def check_decoding(config: RunConfig, device: torch.device) -> None:
-    """RecipeError if images cannot be decoded on the device that the recipe names."""
-    if config.data.decode == "gpu":
-        gpu_decode.check(device)
-
-
 def check_extra_transform(config: RunConfig, data: Index | Stream, device: torch.device) -> None:
     """RecipeError if the function that `augment.extra` names cannot be used."""
     extra = config.augment.extra
@@ -226,52 +331,15 @@ def check_extra_transform(config: RunConfig, data: Index | Stream, device: torch
     check_extra(extra, shape=shape, num_classes=count, device=device, has_lists=several)
 
 
-def build_feeds(config: RunConfig, world: World, device: torch.device) -> Feeds:
-    """The loader factory of a run; call `check_decoding` first."""
-    return Feeds(
-        data=config.data,
-        augment=config.augment,
-        global_batch=config.batch.size,
-        seed=config.run.seed,
-        channels_last=config.model.channels_last,
-        world=world,
-        device=device,
-        virtual_ranks=config.batch.virtual_ranks,
-        dtype=AUTOCASTS[config.batch.precision] or torch.float32,
+def build_run_schedule(config: RunConfig, course: Course) -> Schedule:
+    """The schedule of a run."""
+    return build_schedule(
+        config.schedule,
+        course,
+        lr=config.optim.lr,
+        weight_decay=config.optim.weight_decay,
+        drop_path=config.model.drop_path,
     )
-
-
-def reestimate_bn_statistics(
-    config: RunConfig, feeds: Feeds, data: Datasets, course: Course, *, models: list[nn.Module]
-) -> None:
-    """Estimate batch norm statistics from run.bn_samples samples."""
-    samples = config.run.bn_samples
-    if samples and batch_norms(models[0]):
-        with feeds.statistics(data.train, samples, course.phases[-1].image_size) as feed:
-            precision = AUTOCASTS[config.batch.precision]
-            estimate_statistics(models, feed, world=feeds.world, precision=precision)
-
-
-def build_run_model(config: RunConfig, num_classes: int) -> nn.Module:
-    """The model for every image size of the recipe, freshly initialised, with frozen parameters."""
-    announce_own("model.name", config.model.name)
-    sizes = {config.data.image_size, *map(stage_size, config.schedule.image_size)}
-    largest = max(sizes, key=num_pixels)  # position embeddings get the finest trained grid
-    if config.data.eval_size is not None:
-        sizes.add(config.data.eval_size)
-    model = build_model(
-        config.model,
-        num_classes=num_classes,
-        image_size=largest,
-        other_sizes=sizes - {largest},
-        channels=config.data.channels,
-    )
-    freeze(model, config.model.freeze)
-    if config.model.freeze_statistics:
-        freeze_statistics(model.modules())
-    if config.model.grad_checkpointing:
-        recompute_activations(model, config.model.name)
-    return model
 
 
 def adapt_to_images(
@@ -301,11 +369,30 @@ def adapt_to_images(
         adapt_to(torch.cat([batch.images_BCHW[batch.weights > 0].float() for batch in feed]))
 
 
-def trained_model(config: RunConfig, path: Path, num_classes: int, weights: str) -> nn.Module:
-    """The model of a recipe with weights of a checkpoint, or a moving average, by its name."""
-    model = build_run_model(config, num_classes)
-    checkpoint.put_weights(model, checkpoint.load_weights(path, weights), path)
-    return model
+def build_feeds(config: RunConfig, world: World, device: torch.device) -> Feeds:
+    """The loader factory of a run; call `check_decoding` first."""
+    return Feeds(
+        data=config.data,
+        augment=config.augment,
+        global_batch=config.batch.size,
+        seed=config.run.seed,
+        channels_last=config.model.channels_last,
+        world=world,
+        device=device,
+        virtual_ranks=config.batch.virtual_ranks,
+        dtype=AUTOCASTS[config.batch.precision] or torch.float32,
+    )
+
+
+def reestimate_bn_statistics(
+    config: RunConfig, feeds: Feeds, data: Datasets, course: Course, *, models: list[nn.Module]
+) -> None:
+    """Estimate batch norm statistics from run.bn_samples samples."""
+    samples = config.run.bn_samples
+    if samples and batch_norms(models[0]):
+        with feeds.statistics(data.train, samples, course.phases[-1].image_size) as feed:
+            precision = AUTOCASTS[config.batch.precision]
+            estimate_statistics(models, feed, world=feeds.world, precision=precision)
 
 
 def build_ema(config: RunConfig, model: nn.Module) -> Ema | None:
@@ -316,22 +403,30 @@ def build_ema(config: RunConfig, model: nn.Module) -> Ema | None:
     return Ema(model, decays, warmup=config.model.ema_warmup, cpu=config.model.ema_cpu)
 
 
+def build_state(parts: Parts) -> TrainState:
+    """All that a checkpoint of the run holds; for a model that the averager has wrapped."""
+    config, averager, device = parts.config, parts.averager, parts.device
+    lag = _LAG if averager.replica.differs else 1
+    return TrainState(
+        model=parts.model,
+        emas=parts.ema.modules if parts.ema else {},
+        optimizer=build_optimizer(parts.model, config.optim),
+        averager=averager,
+        scale=build_loss_scale(config, device),
+        guard=Guard(device, config.run.max_skipped, averager.all_reduce_max, lag),
+        clock=parts.clock,
+        best_by=config.run.best_by,
+        classes=list(parts.data.train.classes),
+        has_lists=has_lists(parts.data.train),
+        conditions=conditions(config, parts.world, device) | parts.loss_files,
+    )
+
+
 def build_loss_scale(config: RunConfig, device: torch.device) -> LossScale:
     """The loss scale: dynamic where gradients are fp16, else constant 1."""
     # Gradients sent as fp16 have its range, in whichever precision they were computed.
     is_narrow = "fp16" in (config.batch.precision, config.average.compress)
     return DynamicLossScale(device) if is_narrow else LossScale(device)
-
-
-def build_run_schedule(config: RunConfig, course: Course) -> Schedule:
-    """The schedule of a run."""
-    return build_schedule(
-        config.schedule,
-        course,
-        lr=config.optim.lr,
-        weight_decay=config.optim.weight_decay,
-        drop_path=config.model.drop_path,
-    )
 
 
 def build_mode(config: RunConfig, model: nn.Module, device: torch.device) -> Mode:
@@ -347,7 +442,7 @@ def build_step(
     *,
     loss: Loss,
     world: World,
-    update_ema: Callable[[int], None],
+    ema: Ema | None,
 ) -> TrainStep:
     """`wrapped`: the model from the averager."""
     compile_mode = build_mode(config, state.model, next(state.model.parameters()).device).name
@@ -371,12 +466,9 @@ def build_step(
         "buffers": Buffers(state.model),
         "set_rates": _rate_setter(config, state),
         "update": Update(
-            state.model,
-            state.optimizer,
-            state.scale,
-            clip=_build_clip(config, state.model),
+            state.model, state.optimizer, state.scale, clip=_build_clip(config.optim, state.model)
         ),
-        "update_ema": update_ema,
+        "update_ema": ema.update if ema else lambda step: None,
         "micro": None if config.batch.micro == "auto" else config.batch.micro,
     }
     if isinstance(state.averager, VirtualRanks):
@@ -422,9 +514,9 @@ def _rate_setter(config: RunConfig, state: TrainState) -> Callable[[Rates], None
     return set_rates
 
 
-def _build_clip(config: RunConfig, model: nn.Module) -> Clip:
-    if config.optim.clip_norm is not None:
-        return clip_by_norm(config.optim.clip_norm)
-    if config.optim.clip_agc is not None:
-        return clip_adaptively(config.optim.clip_agc, exempt=classifier_parameters(model))
+def _build_clip(config: OptimConfig, model: nn.Module) -> Clip:
+    if config.clip_norm is not None:
+        return clip_by_norm(config.clip_norm)
+    if config.clip_agc is not None:
+        return clip_adaptively(config.clip_agc, exempt=classifier_parameters(model))
     return no_clip

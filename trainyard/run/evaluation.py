@@ -29,8 +29,9 @@ from trainyard.distributed import init_distributed
 from trainyard.errors import DataError, InputError
 from trainyard.files import RunDirectory, read_json
 from trainyard.monitor.progress import counter
-from trainyard.run.build import build_feeds, check_decoding, trained_model
+from trainyard.run.build import build_feeds, check_decoding
 from trainyard.run.labels import check_kind, labels_of
+from trainyard.run.model import trained_model
 from trainyard.run.predict import predict, shown
 from trainyard.run.pretrained import choose_weights
 from trainyard.run.temperature import Temperatures, calibrate

@@ -22,7 +22,7 @@ from trainyard.model.adapt import adapt_weights
 from trainyard.model.build import build_model
 from trainyard.model.config import ModelConfig
 from trainyard.model.weights import pretrained_weights, read_weights
-from trainyard.run.build import trained_model
+from trainyard.run.model import trained_model
 from trainyard.run.pretrained import choose_weights
 from trainyard.training import checkpoint
 from trainyard.training.config import LossConfig

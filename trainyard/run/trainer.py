@@ -23,25 +23,23 @@ from trainyard.monitor.meters import Meter
 from trainyard.monitor.outcome import Outcome, without_better
 from trainyard.monitor.profiler import profiling
 from trainyard.monitor.reports import JsonLinesSink, Report
-from trainyard.optim.optimizers import build_optimizer
 from trainyard.run.build import (
-    build_ema,
+    Parts,
     build_feeds,
-    build_loss_scale,
     build_micro_search,
     build_mode,
+    build_parts,
+    build_state,
     build_step,
     reestimate_bn_statistics,
 )
-from trainyard.run.labels import has_lists, labels_of
+from trainyard.run.labels import labels_of
 from trainyard.run.loggers import Loggers, open_loggers
 from trainyard.run.metrics import Reporter, ideal_seconds, open_quarantine, with_bounds
-from trainyard.run.parts import Parts, build_parts
 from trainyard.run.predict import counted, predict
-from trainyard.run.resume import claim_directory, conditions, resume, roll_back, startup_facts
+from trainyard.run.resume import claim_directory, resume, roll_back, startup_facts
 from trainyard.run.summary import run_summary
-from trainyard.training.checkpoint import TrainState, evaluation_weights
-from trainyard.training.guard import Guard
+from trainyard.training.checkpoint import evaluation_weights
 from trainyard.training.predictions import summary
 from trainyard.training.recorded import record
 from trainyard.training.saver import Saver
@@ -49,8 +47,6 @@ from trainyard.training.step import TrainStep
 from trainyard.training.stop import StopSignal
 from trainyard.training.weight_names import prefix_of, with_best_average
 from trainyard.world import World, gather, own_generators, together, with_cores
-
-_LAG = 8  # steps that replicas may drift apart if they do not wait for each other
 
 
 def train(config: RunConfig, folder: str | Path, *, world: World, console: Console) -> Outcome:
@@ -108,10 +104,9 @@ class Trainer:
         self.sinks, self.watchdog, self.heartbeat = sinks, watchdog, watchdog.heartbeat
         peak = peak_flops(parts.device, config.batch.precision)
         ideal_s = ideal_seconds(course, parts.model, peak, channels=config.data.channels)
-        self.ema = build_ema(config, parts.model)
         self.averager = parts.averager
         self.wrapped = self.averager.wrap(parts.model.train())
-        self.state = self._state()
+        self.state = build_state(parts)
         self.averager.register_emas(self.state.emas)
         self.quarantine = open_quarantine(config, parts.folder, parts.data, world)
         self.log_every = course.every(config.run.log_every)
@@ -129,28 +124,6 @@ class Trainer:
             add_up=self.averager.add_up,
         )
 
-    def _state(self) -> TrainState:
-        parts, config = self.parts, self.config
-        return TrainState(
-            model=parts.model,
-            emas=self.ema.modules if self.ema else {},
-            optimizer=build_optimizer(parts.model, config.optim),
-            averager=self.averager,
-            scale=build_loss_scale(config, parts.device),
-            guard=Guard(
-                parts.device, config.run.max_skipped, self.averager.all_reduce_max, self._lag()
-            ),
-            clock=parts.clock,
-            best_by=config.run.best_by,
-            classes=list(parts.data.train.classes),
-            has_lists=has_lists(parts.data.train),
-            conditions=conditions(config, self.world, parts.device) | parts.loss_files,
-        )
-
-    def _lag(self) -> int:
-        """The steps until ranks know what they have told each other."""
-        return _LAG if self.averager.replica.differs else 1
-
     # --- from the start or a checkpoint to the end or a stop ---
 
     def train(self) -> Outcome:
@@ -163,7 +136,7 @@ class Trainer:
         self.saver = self._saver()
         profile = self.config.watch.profile if self.world.is_first else None
         with (
-            StopSignal(self.world, self._lag(), self.saver) as self.stop,
+            StopSignal(self.world, self.state.guard.lag, self.saver) as self.stop,
             self.saver,  # inside: a launcher that misses a rank signals one that saves
             self.feeds.training(
                 data.train,
@@ -404,7 +377,7 @@ class Trainer:
             self.wrapped,
             loss=self.parts.loss,
             world=self.world,
-            update_ema=self.ema.update if self.ema else lambda step: None,
+            ema=self.parts.ema,
         )
 
     def _saver(self) -> Saver:

@@ -27,7 +27,7 @@ class Guard:
 
         `lag`: the steps after which ranks know what they have told each other; at most 8.
         """
-        self._limit, self._all_reduce_max, self._lag = limit, all_reduce_max, lag
+        self._limit, self._all_reduce_max, self.lag = limit, all_reduce_max, lag
         self._running = torch.zeros((), device=device)
         self._noted: _LateRead | None = None
         self._known = _UNKNOWN  # the highest count of all ranks, `lag` + 1 steps before a look
@@ -42,7 +42,7 @@ class Guard:
         It is the count of the step before, which the host reads without a wait for the device.
         """
         noted, self._noted = self._noted, None
-        if (step + self._lag + 1) % _LOOK_EVERY == 0:
+        if (step + self.lag + 1) % _LOOK_EVERY == 0:
             self._noted = _LateRead(self._running)
         return _UNKNOWN if noted is None else int(noted.value())
 
@@ -59,7 +59,7 @@ class Guard:
         if step % _LOOK_EVERY:
             return False
         known, self._known = self._known, _UNKNOWN
-        if known != _UNKNOWN and known + self._lag + 1 < self._limit:
+        if known != _UNKNOWN and known + self.lag + 1 < self._limit:
             return False
         return int(self._all_reduce_max(self._running)) >= self._limit
 
