@@ -23,8 +23,7 @@ from trainyard.data.batch import Batch
 from trainyard.data.index.build import open_index
 from trainyard.run.loss import class_weights
 from trainyard.training.config import LossConfig
-from trainyard.training.distill import as_teacher
-from trainyard.training.losses import build_loss
+from trainyard.training.losses import as_teacher, build_loss
 
 torch.set_num_threads(1)
 

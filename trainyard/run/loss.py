@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from trainyard.config import RunConfig, load_recipe
 from trainyard.course import Course
@@ -26,8 +26,7 @@ from trainyard.run.model import trained_model
 from trainyard.run.pretrained import choose_weights
 from trainyard.training import checkpoint
 from trainyard.training.config import LossConfig
-from trainyard.training.distill import as_teacher
-from trainyard.training.losses import build_loss
+from trainyard.training.losses import Teacher, as_teacher, build_loss
 from trainyard.training.precision import AUTOCASTS
 from trainyard.training.step import Loss
 
@@ -128,7 +127,7 @@ def _read_numbers(path: str) -> list[float]:
 
 def build_teacher(
     config: RunConfig, *, classes: Sequence[str], course: Course, device: torch.device
-) -> Callable[[Tensor], Tensor] | None:
+) -> Teacher | None:
     """The teacher as a function from images to logits, with its moving average if it has one.
 
     RecipeError if it cannot be read, or was made for other classes or images.

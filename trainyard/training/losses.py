@@ -3,11 +3,12 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainyard.data.batch import Batch
 from trainyard.training.config import LossConfig
+from trainyard.training.precision import autocast
 from trainyard.training.step import Loss
 
 Teacher = Callable[[Tensor], Tensor]
@@ -145,3 +146,19 @@ def _distilled(config: LossConfig, loss: Loss, teacher: Teacher) -> Loss:
         return (1 - share) * loss(logits, batch) + share * distance(logits, teachers)
 
     return losses_of
+
+
+def as_teacher(model: nn.Module, precision: torch.dtype | None) -> Teacher:
+    """A function from images to float32 logits of the model, frozen and in evaluation mode.
+
+    See Hinton et al. 2015, and Touvron et al. 2021, section 4.
+    """
+    model.eval().requires_grad_(False)
+
+    def logits_of(images_BCHW: Tensor) -> Tensor:
+        # Not inference_mode: the logits take part in the student's backward pass.
+        with torch.no_grad(), autocast(images_BCHW.device, precision):
+            logits: Tensor = model(images_BCHW)
+        return logits.float()
+
+    return logits_of
