@@ -22,8 +22,7 @@ from tests.tiers import tiered
 from trainyard.command_line import end
 from trainyard.data.device.feed import TrainingFeed
 from trainyard.distributed import heartbeat, watchdog
-from trainyard.distributed.hang import hanging
-from trainyard.distributed.heartbeat import Activity
+from trainyard.distributed.heartbeat import Activity, hanging
 from trainyard.distributed.process_info import ProcessInfo
 from trainyard.distributed.stacks import DUMP
 from trainyard.monitor.quarantine import Quarantine

@@ -19,8 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
-from trainyard.distributed.hang import described, hanging
-from trainyard.distributed.heartbeat import Activity, Heartbeat
+from trainyard.distributed.heartbeat import Activity, Heartbeat, described, hanging
 from trainyard.distributed.process_info import NAMED, ProcessInfo, rank_name
 from trainyard.distributed.stacks import Stacks
 from trainyard.world import World
