@@ -14,7 +14,6 @@ import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -49,7 +48,7 @@ def sole_write(path: Path, size: int | None = None) -> Iterator[BinaryIO]:
     The lock is that of the unfinished file. One that a killed process left is overwritten.
     """
     part = path.with_name(f".{path.name}.part")
-    with open(part, "r+b", opener=_open_new) as file:
+    with open(part, "r+b", opener=lambda name, flags: open_own(name, flags | os.O_CREAT)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_free = is_at(part, file.fileno())  # else the other process has just completed it
@@ -64,10 +63,6 @@ def sole_write(path: Path, size: int | None = None) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-
-
-def _open_new(path: str, flags: int) -> int:
-    return open_own(path, flags | os.O_CREAT)
 
 
 @contextmanager
@@ -116,7 +111,9 @@ def disk_error(
         written = _bytes_in(part) if part else 0
         least = f"more than {in_words(written)}" if part else "more"
         wanted = least if needed is None else in_words(needed)
-        reason += f": {wanted} needed, {in_words(_free_bytes(path) + written)} free"
+        there = next(each for each in (path, *path.absolute().parents) if os.path.exists(each))
+        free = shutil.disk_usage(there).free + written
+        reason += f": {wanted} needed, {in_words(free)} free"
     return DiskError(number, reason, str(path))
 
 
@@ -142,11 +139,6 @@ def _errno_of(error: BaseException | None) -> int | None:
 def in_words(size: int) -> str:
     """Bytes as text for users."""
     return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"
-
-
-def _free_bytes(path: Path) -> int:
-    there = next(each for each in (path, *path.absolute().parents) if os.path.exists(each))
-    return shutil.disk_usage(there).free
 
 
 def _bytes_in(path: Path) -> int:
@@ -360,47 +352,20 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-@dataclass(frozen=True)
 class RunDirectory:
     """The files of one run."""
 
-    path: Path
-
-    @property
-    def recipe(self) -> Path:
-        return self.path / "recipe.toml"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def quarantine(self) -> Path:
-        return self.path / "quarantine.jsonl"
-
-    @property
-    def predictions(self) -> Path:
-        return self.path / "predictions.npz"
-
-    @property
-    def trackers(self) -> Path:
-        return self.path / "trackers.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / ".lock"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def stacks(self) -> Path:
-        return self.path / "stacks"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe = path / "recipe.toml"
+        self.environment = path / "environment.json"
+        self.metrics = path / "metrics.jsonl"
+        self.quarantine = path / "quarantine.jsonl"
+        self.predictions = path / "predictions.npz"
+        self.trackers = path / "trackers.json"
+        self.lock = path / ".lock"
+        self.checkpoints = path / "checkpoints"
+        self.stacks = path / "stacks"
 
 
 def check_files(folder: Path) -> None:
