@@ -27,15 +27,23 @@ _SIZE_STAGE = re.compile(
 )
 
 
-def _checked(text: str) -> str:
-    if not _DURATION.fullmatch(text.strip()):
-        raise ValueError(
-            'write a number and a unit: "5 epochs", "300 steps", "1000 samples", "10%"'
-        )
-    return text
+def _matching(pattern: re.Pattern[str], hint: str) -> AfterValidator:
+    """A check that a text is as the pattern says; the error has the hint."""
+
+    def check(text: str) -> str:
+        if not pattern.fullmatch(text.strip()):
+            raise ValueError(hint)
+        return text
+
+    return AfterValidator(check)
 
 
-Duration = Annotated[str, AfterValidator(_checked)]
+Duration = Annotated[
+    str,
+    _matching(
+        _DURATION, 'write a number and a unit: "5 epochs", "300 steps", "1000 samples", "10%"'
+    ),
+]
 """An amount of training in steps, epochs, samples or percent of the run."""
 
 
@@ -71,28 +79,23 @@ Length = Annotated[Duration, AfterValidator(_checked_length)]
 """The length of a run: a duration that is neither zero nor a percentage."""
 
 
-def _checked_stage(text: str) -> str:
-    if not _STAGE.fullmatch(text.strip()):
-        raise ValueError(
-            'write the beginning of the stage and a whole number: "5 epochs: 160", "40%: 2048"'
-        )
-    return text
-
-
-Stage = Annotated[str, AfterValidator(_checked_stage)]
+Stage = Annotated[
+    str,
+    _matching(
+        _STAGE, 'write the beginning of the stage and a whole number: "5 epochs: 160", "40%: 2048"'
+    ),
+]
 """A value, and the duration after which it applies."""
 
 
-def _checked_size_stage(text: str) -> str:
-    if not _SIZE_STAGE.fullmatch(text.strip()):
-        raise ValueError(
-            "write the beginning of the stage and a side, or height and width: "
-            '"5 epochs: 160", "40%: [128, 256]"'
-        )
-    return text
-
-
-SizeStage = Annotated[str, AfterValidator(_checked_size_stage)]
+SizeStage = Annotated[
+    str,
+    _matching(
+        _SIZE_STAGE,
+        "write the beginning of the stage and a side, or height and width: "
+        '"5 epochs: 160", "40%: [128, 256]"',
+    ),
+]
 """An image size, and the duration after which it applies."""
 
 
