@@ -96,30 +96,19 @@ def conditions(config: RunConfig, world: World, device: torch.device) -> dict[st
     }
 
 
-def _changed(state: TrainState, path: Path) -> str | None:
-    """What makes the rest of a run differ in the last bits from that without a break, if known."""
+def _changes(state: TrainState, path: Path) -> Iterator[dict[str, Any]]:
+    """Warnings of other files of the loss, and of what else the last bits depend on, if known."""
     before, now = checkpoint.read_progress(path).get("conditions", {}), state.conditions
-    if before.get("ranks") != now.get("ranks"):  # no such promise is made then
-        return None
     # A condition that one of the two lacks is of another release.
-    both = [key for key in now if key in before and not key.startswith(_OF_LOSS)]
-    changed = [f"{key}: {before[key]} -> {now[key]}" for key in both if before[key] != now[key]]
-    if not changed:
-        return None
-    seen = "batch.micro" in "".join(changed) and batch_norms(state.model)
-    more = "; batch norm normalises by the images of a micro-batch" if seen else ""
-    return f"the run goes on, but not bit for bit as without a break: {', '.join(changed)}{more}"
-
-
-def _other_loss(state: TrainState, path: Path) -> str | None:
-    """The files of the loss that differ from those of a checkpoint; see files_of_loss."""
-    before = checkpoint.read_progress(path).get("conditions", {})
-    changed = [
-        f"{key}: {before[key]} -> {now}"
-        for key, now in state.conditions.items()
-        if key.startswith(_OF_LOSS) and before.get(key, now) != now
-    ]
-    return f"the loss is another one from here on: {', '.join(changed)}" if changed else None
+    both = {key: f"{key}: {before[key]} -> {now[key]}" for key in now if key in before}
+    changed = {key: text for key, text in both.items() if before[key] != now[key]}
+    if of_loss := [changed.pop(key) for key in [*changed] if key.startswith(_OF_LOSS)]:
+        yield _warning("loss", f"the loss is another one from here on: {', '.join(of_loss)}")
+    if changed and before.get("ranks") == now.get("ranks"):  # else no such promise is made
+        seen = "batch.micro" in changed and batch_norms(state.model)
+        more = "; batch norm normalises by the images of a micro-batch" if seen else ""
+        text = f"not bit for bit as without a break: {', '.join(changed.values())}{more}"
+        yield _warning("rounding", f"the run goes on, but {text}")
 
 
 @contextmanager
@@ -344,14 +333,10 @@ def resume(
     message = f"going on from {path} at step {state.step:,} with {replicas}"
     ranks = {"world_size": world.size, "host": socket.gethostname()}
     report({"kind": "event", "event": "resumed", "message": message, **ranks})
-    warnings = {
-        "replicas": note,
-        "loss": _other_loss(state, path),
-        "rounding": _changed(state, path),
-    }
-    for event, text in warnings.items():
-        if text is not None:
-            report(_warning(event, text))
+    if note is not None:
+        report(_warning("replicas", note))
+    for warning in _changes(state, path):
+        report(warning)
 
 
 def _warning(event: str, message: str) -> dict[str, Any]:
