@@ -48,7 +48,7 @@ class AllReduce(EqualReplicas):
         return self._ddp
 
     def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
-        """The weight of the global batch over the number of replicas: DDP takes their mean."""
+        """The weight of the global batch over that of replicas: DDP and FSDP take their mean."""
         self._statistics.weigh(weight)
         self.weight = weight.clone()
         return mean_weight(self.weight, self._world.size)

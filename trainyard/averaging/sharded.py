@@ -1,6 +1,6 @@
 """Sharded: all-reduce for models that do not fit; each rank keeps a part (torch's FSDP2)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -11,10 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from trainyard.averaging.allreduce import mean_weight
-from trainyard.averaging.base import EqualReplicas
+from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.config import AverageConfig
-from trainyard.averaging.statistics import SharedStatistics
 from trainyard.world import World
 
 # Modules that use their weights only in operations that autocast computes in half precision.
@@ -23,7 +21,7 @@ _CAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _HAS_OVERRIDE = "param_dtype_override_fn" in MixedPrecisionPolicy.__dataclass_fields__
 
 
-class Sharded(EqualReplicas):
+class Sharded(AllReduce):
     """Each rank keeps some rows of every parameter, its gradient and its moments.
 
     A block is whole on a device only while it computes (Rajbhandari et al. 2020, ZeRO stage 3).
@@ -43,7 +41,6 @@ class Sharded(EqualReplicas):
         self._device, self._precision = device, precision
         self._adds_parts = config.accumulate == "parts"
         self._modules: list[Any] = []  # FSDPModules: the model and its moving averages
-        self._statistics = SharedStatistics(world)
 
     @classmethod
     def build(
@@ -67,12 +64,6 @@ class Sharded(EqualReplicas):
             _shard(module, self._device, self._precision)
             self._modules.append(module)
 
-    def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
-        """The weight of the global batch over the number of ranks: FSDP takes their mean."""
-        self._statistics.weigh(weight)
-        self.weight = weight.clone()
-        return mean_weight(self.weight, self._world.size)
-
     @contextmanager
     def accumulating(self) -> Iterator[None]:
         """Unless parts are added: gradients of micro-steps add up whole, in float32."""
@@ -82,10 +73,6 @@ class Sharded(EqualReplicas):
             yield
         finally:
             model.set_requires_gradient_sync(True)
-
-    def ready_parameters(self, step: int, divisible: bool) -> Iterator[Sequence[nn.Parameter]]:
-        self._statistics.average()
-        yield self._parameters
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
