@@ -244,18 +244,22 @@ def _changed(tree: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     changed = {s: {**values} if isinstance(values, dict) else values for s, values in tree.items()}
     for key, value in changes.items():
         section, _, name = key.partition(".")
-        values = changed.setdefault(section, {})
-        if isinstance(values, dict):  # otherwise `check` raises
-            values[name] = value
+        changed.setdefault(section, {})
+        _keys_of(changed, section)[name] = value
     pointless = _without_effect(changed) - _without_effect(tree) | _superseded(tree, changes)
     _drop(changed, pointless - changes.keys())
     return changed
 
 
+def _keys_of(tree: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """The keys of a section; none where it is no section, for which `check` raises."""
+    values = tree.get(section)
+    return values if isinstance(values, dict) else {}
+
+
 def _drop(tree: dict[str, Any], keys: Collection[str]) -> None:
     for section, _, name in (key.partition(".") for key in keys):
-        if isinstance(values := tree.get(section), dict):
-            values.pop(name, None)
+        _keys_of(tree, section).pop(name, None)
 
 
 def find_recipe(recipe: str) -> Path:
@@ -319,8 +323,8 @@ def check(tree: dict[str, Any]) -> RunConfig:
 
 def _check_unicode(tree: dict[str, Any]) -> None:
     """RecipeError for a text with bytes of a file name that are not UTF-8."""
-    for section, values in tree.items():
-        for name, value in values.items() if isinstance(values, dict) else ():
+    for section in tree:
+        for name, value in _keys_of(tree, section).items():
             try:
                 json.dumps(value, ensure_ascii=False).encode()
             except UnicodeEncodeError:
@@ -359,9 +363,7 @@ def _unmet_needs(tree: Mapping[str, Any]) -> dict[str, str]:
 
     def is_set(key: str) -> bool:
         section, _, name = key.partition(".")
-        values = tree.get(section)
-        value = values.get(name) if isinstance(values, dict) else None
-        return value not in (None, "none", fields[key].default)
+        return _keys_of(tree, section).get(name) not in (None, "none", fields[key].default)
 
     unmet = {}
     for section, part in RunConfig.model_fields.items():
@@ -374,17 +376,15 @@ def _unmet_needs(tree: Mapping[str, Any]) -> dict[str, str]:
 
 def _without_effect(tree: Mapping[str, Any]) -> set[str]:
     """Keys that change nothing beside the others of a recipe, or that `check` refuses there."""
-    names = {
-        section: values["name"]
-        for section, values in tree.items()
-        if isinstance(values, dict) and isinstance(values.get("name"), str)
-    }
-    unused = {
-        "optim": keys_of_others(names.get("optim", OptimConfig().name)),
-        "schedule": keys_of_other_schedules(names.get("schedule", ScheduleConfig().name)),
-    }
-    of_names = {f"{section}.{key}" for section, keys in unused.items() for key in keys}
-    return of_names | _unmet_needs(tree).keys()
+    unused = {*_unmet_needs(tree)}
+    for section, default, keys_of_other in (
+        ("optim", OptimConfig().name, keys_of_others),
+        ("schedule", ScheduleConfig().name, keys_of_other_schedules),
+    ):
+        name = _keys_of(tree, section).get("name")
+        keys = keys_of_other(name if isinstance(name, str) else default)
+        unused |= {f"{section}.{key}" for key in keys}
+    return unused
 
 
 def to_toml(config: RunConfig) -> str:
@@ -446,7 +446,7 @@ def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     _rename(tree, path)
     for key, value in _DROPPED_KEYS.items():
         section, _, name = key.partition(".")
-        if isinstance(values := tree.get(section), dict) and values.get(name) is value:
+        if (values := _keys_of(tree, section)).get(name) is value:
             del values[name]
     parent = tree.pop("extends", None)
     if path == RunDirectory(path.parent).recipe and RunDirectory(path.parent).environment.exists():
@@ -461,11 +461,9 @@ def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
             "recipe.base-not-found", "{path}: extends = {error}", path=path, error=error
         ) from None
     base = _load_tree(base_path, (*seen, path))
-    for section, values in tree.items():
-        if not isinstance(values, dict):
-            base[section] = values
-    changes = ((section, of) for section, of in tree.items() if isinstance(of, dict))
-    return _changed(base, {f"{s}.{key}": value for s, of in changes for key, value in of.items()})
+    base |= {name: value for name, value in tree.items() if not isinstance(value, dict)}
+    changes = {f"{s}.{key}": value for s in tree for key, value in _keys_of(tree, s).items()}
+    return _changed(base, changes)
 
 
 def _superseded(tree: dict[str, Any], changes: Mapping[str, Any]) -> set[str]:
@@ -474,9 +472,7 @@ def _superseded(tree: dict[str, Any], changes: Mapping[str, Any]) -> set[str]:
     data.crop_pct where they set another data.fit: it means another share. Validation data that
     would go before those that they set.
     """
-    data, fit = tree.get("data"), changes.get("data.fit")
-    if not isinstance(data, dict):
-        return set()
+    data, fit = _keys_of(tree, "data"), changes.get("data.fit")
     wanted = [key for key in _VALIDATION if changes.get(f"data.{key}") not in (None, "none")]
     before = _VALIDATION[: _VALIDATION.index(wanted[0])] if wanted else ()
     is_other_fit = fit not in (None, data.get("fit", DataConfig.model_fields["fit"].default))
@@ -487,8 +483,8 @@ def _rename(tree: dict[str, Any], path: Path) -> None:
     """Moves the values of old keys to their new names. RecipeError if a file has both names."""
     for old, new in _RENAMED.items():
         section, _, name = old.partition(".")
-        values, new_name = tree.get(section), new.partition(".")[2]
-        if not isinstance(values, dict) or name not in values:
+        values, new_name = _keys_of(tree, section), new.partition(".")[2]
+        if name not in values:
             continue
         if new_name in values:
             raise RecipeError(
