@@ -39,18 +39,13 @@ class LossConfig(Section):
     temperature: float = Field(1.0, gt=0)
     """Temperature of soft distillation."""
 
-    @field_validator("bce_threshold", "bce_sum")
+    @field_validator("bce_threshold", "bce_sum", "focal_gamma")
     @classmethod
-    def _has_bce(cls, value: float | None, others: ValidationInfo) -> float | None:
-        if value is not None and value is not False and others.data.get("name") != "bce":
-            raise ValueError('needs loss.name = "bce"')
-        return value
-
-    @field_validator("focal_gamma")
-    @classmethod
-    def _has_focal(cls, value: float, others: ValidationInfo) -> float:
-        if value != cls.model_fields["focal_gamma"].default and others.data.get("name") != "focal":
-            raise ValueError('needs loss.name = "focal"')
+    def _has_its_loss(cls, value: Any, others: ValidationInfo) -> Any:
+        key = str(others.field_name)
+        wanted = key.partition("_")[0]
+        if value != cls.model_fields[key].default and others.data.get("name") != wanted:
+            raise ValueError(f'needs loss.name = "{wanted}"')
         return value
 
     @field_validator("class_weights")

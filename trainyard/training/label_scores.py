@@ -1,7 +1,7 @@
 """A model's scores for images with any number of labels, and metrics from them."""
 
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,6 @@ class LabelEvaluation:
     macro_f1: float
     """Mean F1 of the classes, also of classes without samples that are predicted."""
     loss: float  # mean binary cross-entropy over samples and classes, without smoothing
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class LabelAccuracy(NamedTuple):

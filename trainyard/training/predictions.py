@@ -27,9 +27,6 @@ class Evaluation:
     top5: float
     loss: float  # mean cross-entropy, without smoothing
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Predictions:
@@ -103,9 +100,9 @@ def summary(
     for prefix in prefixes:
         scores = predictions[prefix]
         if isinstance(scores, LabelScores):
-            own = scores.evaluation(labels).as_dict()
+            own = asdict(scores.evaluation(labels))
         else:
-            own = scores.evaluation().as_dict() | class_means(scores, labels)._asdict()
+            own = asdict(scores.evaluation()) | class_means(scores, labels)._asdict()
         found |= {
             key if key in ("samples", "bad") else f"{prefix}{key}": value
             for key, value in own.items()
