@@ -385,7 +385,7 @@ def train(digits: Path) -> tuple[object, ...]:
         ("model.safetensors", flip_a_bit, "checkpoint.file-altered"),
         ("training.pt", truncate, "checkpoint.file-altered"),
         ("training.pt", Path.unlink, "checkpoint.file-missing"),
-        ("manifest.json", truncate, "checkpoint.manifest-unreadable"),
+        ("manifest.json", truncate, "checkpoint.file-unreadable"),
         ("manifest.json", Path.unlink, "checkpoint.file-missing"),
     ],
 )

@@ -55,9 +55,9 @@ def test_a_model_without_options_is_timms_own_bit_for_bit() -> None:
         ({"num_classes": 7}, "model.option-elsewhere", {"name": "num_classes"}),
         ({"in_chans": 1}, "model.option-elsewhere", {"name": "in_chans"}),
         ({"pretrained": True}, "model.option-elsewhere", {"name": "pretrained"}),
-        ({"global_pool": ""}, "model.size-not-accepted", {"hint": "other model.options"}),
+        ({"global_pool": ""}, "model.images-not-accepted", {"hint": "other model.options"}),
         ({"features_only": True}, "model.wrong-scores", {}),
-        ({"global_pool": "nonsense"}, "model.not-built-with-options", {"name": "test_resnet"}),
+        ({"global_pool": "nonsense"}, "model.not-built", {"name": "test_resnet"}),
     ],
 )
 def test_wrong_options_are_one_line(
@@ -137,7 +137,7 @@ def test_patches_cover_both_sides(size: tuple[int, int]) -> None:
     ("name", "sizes", "size"), [("mixer_s32_224", (64, 96), 96), ("test_convnext", (8,), 8)]
 )
 def test_a_size_that_does_not_fit_is_one_line(name: str, sizes: tuple[int, ...], size: int) -> None:
-    with raises("model.size-not-accepted", name=name, size=size) as refused:
+    with raises("model.images-not-accepted", name=name, size=size) as refused:
         build(name, *sizes)
     assert "\n" not in str(refused.value)
 

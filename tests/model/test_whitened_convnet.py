@@ -143,5 +143,5 @@ def test_ranks_start_from_the_same_images(digits: Path, tmp_path: Path) -> None:
 def test_wrong_options_are_refused(digits: Path) -> None:
     given = ("train", "debug", "--data", digits, "--model.name", "whitened_convnet")
     error = refused(*given, "--model.options", '{widths = "8-x"}')
-    check(error, "model.not-built-with-options", name="whitened_convnet")
+    check(error, "model.not-built", name="whitened_convnet")
     check(refused(*given, "--model.checkpoint", "timm"), "weights.not-downloaded")

@@ -443,7 +443,7 @@ def test_the_one_before_a_damaged_one_is_taken(
 def test_a_manifest_that_is_none(content: str, tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     (path / "manifest.json").write_text(content)
-    check(problem_of(path), "checkpoint.manifest-unreadable", path=path)
+    check(problem_of(path), "checkpoint.file-unreadable", path=path)
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "manifest.json"])

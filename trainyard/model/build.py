@@ -152,24 +152,14 @@ def _not_accepted(
     name, reason = config.name, _first_line(error)
     hint = "other model.options" if config.options else "another model"
     channels, size = of_image[0], size_text(as_size(*of_image[1:]))
-    if channels == 3:
-        return RecipeError(
-            "model.size-not-accepted",
-            "model.name: {name} does not accept images of {size} pixels ({reason}): choose "
-            "{hint}, or other data.image_size, data.eval_size, schedule.image_size",
-            name=name,
-            size=size,
-            reason=reason,
-            hint=hint,
-        )
+    more = "" if channels == 3 else f" and {channels} channels, as in data.channels"
     return RecipeError(
-        "model.channels-not-accepted",
-        "model.name: {name} does not accept images of {size} pixels and {channels} channels, as "
-        "in data.channels ({reason}): choose {hint}, or other data.image_size, data.eval_size, "
-        "schedule.image_size",
+        "model.images-not-accepted",
+        "model.name: {name} does not accept images of {size} pixels{more} ({reason}): choose "
+        "{hint}, or other data.image_size, data.eval_size, schedule.image_size",
         name=name,
         size=size,
-        channels=channels,
+        more=more,
         reason=reason,
         hint=hint,
     )
@@ -233,7 +223,7 @@ def _unknown_option(error: Exception) -> str | None:
 
 
 def _not_built(error: Exception, refused: str | None, config: ModelConfig) -> RecipeError:
-    name, options, reason = config.name, config.options, _first_line(error)
+    name, options = config.name, config.options
     keys = {"drop_path_rate": "model.drop_path"}
     keys |= {"img_size": "data.image_size", "in_chans": "data.channels"}
     if refused in keys:
@@ -250,19 +240,12 @@ def _not_built(error: Exception, refused: str | None, config: ModelConfig) -> Re
             name=name,
             argument=refused,
         )
-    if not options:
-        return RecipeError(
-            "model.not-built",
-            "model.name: {name} cannot be built: {reason}",
-            name=name,
-            reason=reason,
-        )
     return RecipeError(
-        "model.not-built-with-options",
-        "model.name: {name} cannot be built with model.options = {options}: {reason}",
+        "model.not-built",
+        "model.name: {name} cannot be built{given}: {reason}",
         name=name,
-        options=options,
-        reason=reason,
+        given=f" with model.options = {options}" if options else "",
+        reason=_first_line(error),
     )
 
 

@@ -467,7 +467,10 @@ def check(path: Path) -> None:
         if os.path.lexists(path):
             raise CheckpointError("checkpoint.not-a-folder", "{path}: is not a folder", path=path)
         raise CheckpointError("checkpoint.not-found", "{path}: no such checkpoint", path=path)
-    manifest = _read_manifest(path)
+    try:
+        manifest = read_json(path / _MANIFEST)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, _MANIFEST, error) from None
     there = {_MODEL, _TRAINING, _PROGRESS, *map(_name_of, averages(path))}
     for name in sorted(there | manifest.keys()):
         try:
@@ -489,20 +492,6 @@ def check(path: Path) -> None:
                 name=name,
             )
     read_progress(path)
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        return read_json(path / _MANIFEST)
-    except OSError as error:
-        raise _unreadable(path, _MANIFEST, error) from None
-    except ValueError as error:
-        raise CheckpointError(
-            "checkpoint.manifest-unreadable",
-            "{path}: manifest.json is unreadable ({reason})",
-            path=path,
-            reason=str(error),
-        ) from None
 
 
 # --- saving ---
