@@ -135,14 +135,10 @@ def _open_at_server(
     )
 
 
-def _open_tensorboard(config: RunConfig, folder: RunDirectory) -> Tracker:
-    return TensorboardTracker(folder.path / "tensorboard")
-
-
 # By recipe key, which is also the name of the package and of Trainyard's extra.
 _TRACKERS: dict[str, Callable[[RunConfig, RunDirectory], Tracker]] = {
     "wandb": partial(_open_at_server, WandbTracker),
-    "tensorboard": _open_tensorboard,
+    "tensorboard": lambda _, folder: TensorboardTracker(folder.path / "tensorboard"),
     "mlflow": partial(_open_at_server, MlflowTracker),
 }
 
