@@ -21,7 +21,6 @@ from trainyard.data.batch import Batch
 from trainyard.monitor.meters import StepStats
 from trainyard.training.saver import point
 from trainyard.training.step import TrainStep
-from trainyard.training.virtual_ranks import VirtualRanksStep
 from trainyard.world import World
 
 NUM_STEPS = 24  # of 64 samples: an epoch of 1,433 ends in step 23
@@ -65,23 +64,19 @@ def words(digits: Path | None, folder: Path, *changes: dict[str, str]) -> list[s
 
 def on_each_step(before: Hook | None = None, after: Hook | None = None) -> None:
     """Has this process call functions before and after each of its steps from now on."""
-    for kind in (TrainStep, VirtualRanksStep):
-        kind.__call__ = _hooked(kind, before, after)  # type: ignore[method-assign]
+    TrainStep.__call__ = _hooked(before, after)  # type: ignore[method-assign]
 
 
 @contextmanager
 def hooked(before: Hook | None = None, after: Hook | None = None) -> Iterator[None]:
     """Inside, this process calls functions before and after each of its steps."""
     with pytest.MonkeyPatch.context() as patch:
-        for kind in (TrainStep, VirtualRanksStep):
-            patch.setattr(kind, "__call__", _hooked(kind, before, after))
+        patch.setattr(TrainStep, "__call__", _hooked(before, after))
         yield
 
 
-def _hooked(
-    kind: type[TrainStep], before: Hook | None, after: Hook | None
-) -> Callable[..., StepStats]:
-    take = kind.__call__
+def _hooked(before: Hook | None, after: Hook | None) -> Callable[..., StepStats]:
+    take = TrainStep.__call__
 
     def hooked(self: TrainStep, batch: Batch, step: int, rates: Any) -> StepStats:
         if before:

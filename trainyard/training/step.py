@@ -121,20 +121,28 @@ class TrainStep:
 
         RecipeError if memory is short: a gradient that is averaged cannot be repeated by one rank.
         """
-        averager, share = self.passes.averager, len(batch.labels)
+        averager = self.passes.averager
         self.set_rates(rates)
-        count = batch.weights.sum()
+        counts = self._counts(batch)
+        share = len(batch.labels) // counts.numel()
         self.buffers.remember()
-        divisor = averager.divisor(count)
+        divisor = averager.divisor(counts.sum())
         with shortage_named(-(-share // num_parts(share, self.micro))):
-            sums = self.passes(
-                batch, step, micro=self.micro, divisor=divisor, scale=self.update.loss_scale
-            )
+            sums = self._sums(batch, counts, step, divisor)
             updated = self.update(step, averager.ready_parameters)
         # Without any sample the buffers are those of padding.
         self.buffers.restore_if(updated.skipped, averager.weight == 0)
         self.update_ema(step)
-        return StepStats(sums[0], sums[1], count, *updated)
+        return StepStats(sums[0], sums[1], counts, *updated)
+
+    def _counts(self, batch: Batch) -> Tensor:
+        """The number of samples, or several, one for each turn."""
+        return batch.weights.sum()
+
+    def _sums(self, batch: Batch, counts: Tensor, step: int, divisor: Divisor) -> Tensor:
+        """What Passes gives; leaves the gradient."""
+        scale = self.update.loss_scale
+        return self.passes(batch, step, micro=self.micro, divisor=divisor, scale=scale)
 
 
 @contextmanager

@@ -3,19 +3,15 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
 from trainyard.averaging.virtual_ranks import VirtualRanks, turns
 from trainyard.data.batch import Batch
 from trainyard.errors import RecipeError
-from trainyard.monitor.meters import StepStats
 from trainyard.training.step import (
     Divisor,
     TrainStep,
-    num_parts,
-    shortage_named,
 )
 from trainyard.world import World
 
@@ -36,17 +32,8 @@ class VirtualRanksStep(TrainStep):
         worlds = [World(rank=one, size=self.averager.total) for one in self.averager.own]
         self._passes = [replace(self.passes, world=world) for world in worlds]
 
-    def __call__(self, batch: Batch, step: int, rates: Any) -> StepStats:
-        """Like that of TrainStep; the sums of the result are one for each virtual rank."""
-        self.set_rates(rates)
-        counts = batch.weights.view(len(self._passes), -1).sum(1)
-        self.buffers.remember()
-        divisor = self.averager.divisor(counts.sum())
-        sums_2K = self._sums(batch, counts, step, divisor)
-        updated = self.update(step, self.averager.ready_parameters)
-        self.buffers.restore_if(updated.skipped, self.averager.weight == 0)
-        self.update_ema(step)
-        return StepStats(sums_2K[0], sums_2K[1], counts, *updated)
+    def _counts(self, batch: Batch) -> Tensor:
+        return batch.weights.view(len(self._passes), -1).sum(1)
 
     def _sums(self, batch: Batch, counts: Tensor, step: int, divisor: Divisor) -> Tensor:
         """What Passes gives, [2, K]; leaves the gradient and the statistics of the global batch."""
@@ -56,18 +43,17 @@ class VirtualRanksStep(TrainStep):
             if turn > 0:
                 self.buffers.restore()
             part = parts[number].aligned() if len(parts) > 1 else batch
-            with self._explained(len(part.labels)), self.averager.passes_of(turn, counts[number]):
+            with self._explained(), self.averager.passes_of(turn, counts[number]):
                 sums_2K[:, number] = self._passes[number](
                     part, step, micro=self.micro, divisor=divisor, scale=self.update.loss_scale
                 )
         return sums_2K
 
     @contextmanager
-    def _explained(self, num_samples: int) -> Iterator[None]:
-        """Inside, the errors that a recipe can avoid are errors of the recipe."""
+    def _explained(self) -> Iterator[None]:
+        """Inside, the error of an operation that cannot repeat its bits is one of the recipe."""
         try:
-            with shortage_named(-(-num_samples // num_parts(num_samples, self.micro))):
-                yield
+            yield
         except RuntimeError as error:
             if _NOT_DETERMINISTIC not in str(error):
                 raise
