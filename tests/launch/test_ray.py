@@ -48,9 +48,9 @@ def test_a_ray_that_was_asked_for_is_not_replaced(monkeypatch: pytest.MonkeyPatc
 def test_mistakes(tmp_path: Path) -> None:
     check(refused(*LAUNCH, "--working-dir", "."), "launch.run-in-working-copy")
     path = tmp_path / "environment.yaml"
-    check(refused(*LAUNCH, "--runtime-env", path), "launch.runtime-env-unreadable", path=path)
+    check(refused(*LAUNCH, "--runtime-env", path), "launch.runtime-env-unusable", path=path)
     path.write_text("- pip\n")
-    check(refused(*LAUNCH, "--runtime-env", path), "launch.runtime-env-no-mapping", path=path)
+    check(refused(*LAUNCH, "--runtime-env", path), "launch.runtime-env-unusable", path=path)
 
 
 def test_tokens_are_not_in_what_ray_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,23 +129,19 @@ def _environment(options: argparse.Namespace) -> dict[str, Any]:
         return {}
     import yaml
 
+    reason = "is no mapping in YAML or JSON"
     try:
         found = yaml.safe_load(Path(path).read_text())
     except OSError as error:
-        reason = error.strerror
-        raise InputError(
-            "launch.runtime-env-unreadable",
-            "--runtime-env {path}: {reason}",
-            path=path,
-            reason=reason,
-        ) from None
+        found, reason = None, error.strerror or str(error)
     except yaml.YAMLError:
         found = None
     if not isinstance(found, dict):
         raise InputError(
-            "launch.runtime-env-no-mapping",
-            "--runtime-env {path} is no mapping in YAML or JSON",
+            "launch.runtime-env-unusable",
+            "--runtime-env {path}: {reason}",
             path=path,
+            reason=reason,
         )
     return found
 

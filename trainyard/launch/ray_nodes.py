@@ -50,7 +50,7 @@ class Board:
     def __init__(self) -> None:
         self._signals: list[int] = []
         self._codes: dict[int, int] = {}
-        self._heard: dict[int, float] = {}  # when each node has asked for signals
+        self._heard: dict[int, float] = {}  # when each node that runs has asked for signals
         self._attempts = 0
 
     def begin(self, nodes: int) -> int:
@@ -63,6 +63,7 @@ class Board:
 
     def end(self, node: int, code: int) -> None:
         self._codes[node] = code
+        self._heard.pop(node, None)
 
     def over(self) -> None:
         """The attempt is over, also on nodes that are lost."""
@@ -84,7 +85,7 @@ class Board:
     def is_running(self) -> bool:
         """Whether a node of the attempt has not ended, and is heard of."""
         since = time.monotonic() - _SILENCE_S
-        return any(heard > since for node, heard in self._heard.items() if node not in self._codes)
+        return any(heard > since for heard in self._heard.values())
 
 
 class Trainer(DataParallelTrainer):  # type: ignore[misc]
