@@ -46,10 +46,7 @@ def train(
     the kernel's Interrupt, ended the run early: a checkpoint is saved, and the same call resumes.
     RecipeError, DataError or CheckpointError for wrong input.
     """
-    from trainyard.distributed import discover
-
-    world = discover() if world is None else world
-    console = _console(world) if console is None else console
+    world, console = _joined(world, console)
     from trainyard.config import on_data
     from trainyard.data.index.layout import location_remarks
     from trainyard.data.open_datasets import warn
@@ -88,10 +85,7 @@ def evaluate(
     "micro_f1", "macro_f1", "loss". CheckpointError or DataError if something is missing or does not
     fit.
     """
-    from trainyard.distributed import discover
-
-    world = discover() if world is None else world
-    console = _console(world) if console is None else console
+    world, console = _joined(world, console)
     from trainyard.data.index.merge import validation_splits
     from trainyard.files import find_checkpoint
     from trainyard.run.evaluation import EvaluationOptions, evaluate_checkpoint
@@ -211,8 +205,10 @@ def _texts(places: StrPath | Sequence[StrPath]) -> list[str]:
     return [os.fspath(place) for place in places]
 
 
-def _console(world: "World") -> "Console":
-    """The first rank's terminal or notebook cell; muted on the others."""
+def _joined(world: "World | None", console: "Console | None") -> "tuple[World, Console]":
+    """By default this process's rank, and the first rank's terminal or notebook cell."""
+    from trainyard.distributed import discover
     from trainyard.monitor.terminal import console_of
 
-    return console_of(world)
+    world = discover() if world is None else world
+    return world, console_of(world) if console is None else console
