@@ -277,8 +277,7 @@ class Classifier:
         if label is None:
             label = int(self.logits(images_BCHW).argmax())
         classes = torch.tensor([label], device=self.device)
-        precision = self.config.batch.precision
-        with _arithmetic(precision), autocast(self.device, AUTOCASTS[precision]):
+        with self._arithmetic():
             (heat_HW,) = activation_maps(self.model, images_BCHW, classes)
         mean, std = (
             torch.tensor(of).view(-1, 1, 1) for of in (self.config.data.mean, self.config.data.std)
@@ -295,8 +294,7 @@ class Classifier:
 
     def logits(self, images_BCHW: Tensor) -> Tensor:
         """float32[B, classes] at the recipe's precision, without gradients."""
-        precision = self.config.batch.precision
-        with _arithmetic(precision), autocast(self.device, AUTOCASTS[precision]), torch.no_grad():
+        with self._arithmetic(), torch.no_grad():
             logits_BC: Tensor = self.model(images_BCHW)
         return logits_BC.float()
 
@@ -304,6 +302,19 @@ class Classifier:
         """One image's guesses, with names."""
         pairs = zip(classes.tolist(), probabilities.tolist(), strict=True)
         return [Guess(self.classes[number], probability) for number, probability in pairs]
+
+    @contextmanager
+    def _arithmetic(self) -> Iterator[None]:
+        """Inside, numbers have the recipe's precision; afterwards again the program's own."""
+        before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        precision = self.config.batch.precision
+        use_precision(precision)
+        try:
+            with autocast(self.device, AUTOCASTS[precision]):
+                yield
+        finally:
+            torch.set_float32_matmul_precision(before[0])
+            torch.backends.cudnn.allow_tf32 = before[1]
 
     @contextmanager
     def _embeddings(self, wanted: bool) -> Iterator[list[Tensor]]:
@@ -351,18 +362,6 @@ def _likeliest(shares_BC: Tensor, top: int) -> tuple[NDArray[np.int64], NDArray[
     """The top classes; among equal ones the lower class number first, as in evaluate.py."""
     found = shares_BC.sort(dim=1, descending=True, stable=True)
     return found.indices[:, :top].cpu().numpy(), found.values[:, :top].cpu().numpy()
-
-
-@contextmanager
-def _arithmetic(precision: str) -> Iterator[None]:
-    """The recipe's float32 arithmetic inside; restores the program's own afterwards."""
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    use_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def _listed(images: Picture | Iterable[Picture]) -> list[Picture]:
