@@ -250,13 +250,13 @@ class ScheduleConfig(Section):
     batch_size: tuple[Stage, ...] = ()
     """Later global batch sizes, after `batch.size`: ["30 epochs: 4096"]."""
 
-    @field_validator("decay", "min_lr", "warmup_prefix")
+    @field_validator("decay", "min_lr", "warmup_prefix", "milestones", "gamma")
     @classmethod
-    def _decays(cls, value: object, info: ValidationInfo) -> object:
-        name = info.data.get("name")
-        usual = cls.model_fields[str(info.field_name)].default
-        if value != usual and name in ("step", "constant"):
-            raise ValueError(f'schedule.name = "{name}" has no decay: use cosine, linear or sqrt')
+    def _is_taken(cls, value: object, others: ValidationInfo) -> object:
+        key, name = str(others.field_name), others.data.get("name")
+        is_set = value != cls.model_fields[key].default
+        if is_set and name is not None and key in keys_of_other_schedules(name):
+            raise ValueError(f'schedule.name = "{name}" does not have it: leave it out')
         return value
 
     @field_validator("milestones")
@@ -265,14 +265,6 @@ class ScheduleConfig(Section):
         if info.data.get("name") == "step" and not milestones:
             raise ValueError('schedule.name = "step" needs some: ["30 epochs", "60 epochs"]')
         return milestones
-
-    @field_validator("milestones", "gamma")
-    @classmethod
-    def _is_of_steps(cls, value: object, info: ValidationInfo) -> object:
-        usual = cls.model_fields[str(info.field_name)].default
-        if info.data.get("name", "step") != "step" and value != usual:
-            raise ValueError('only schedule.name = "step" uses it')
-        return value
 
     def conflicts(self, recipe: Any) -> Iterator[RecipeError]:
         """Rates that change a compiled update or model in every step or epoch."""
