@@ -47,7 +47,14 @@ def build_model(
     each of `other_sizes`. RecipeError if there is no such model, or none with these options or
     sizes.
     """
-    _check_options(config.options)
+    for option in config.options:
+        if option in _ELSEWHERE:
+            raise RecipeError(
+                "model.option-elsewhere",
+                "model.options: {name} does not belong there: {hint}",
+                name=option,
+                hint=_ELSEWHERE[option],
+            )
     if is_own(config.name):
         model = build_own_model(
             config, num_classes=num_classes, image_size=image_size, channels=channels
@@ -85,20 +92,12 @@ def _of_timm(
         options["img_size"] = image_size
         if any(size != image_size for size in other_sizes):
             option_sets = _FLEXIBLE
-    return _create_with_first_accepted(option_sets, config, options)
-
-
-def _create_with_first_accepted(
-    option_sets: tuple[dict[str, bool], ...], config: ModelConfig, options: dict[str, Any]
-) -> nn.Module:
-    """The model with the first set of further options that its constructor accepts."""
-    import timm
-
-    for more in option_sets:
+    for more in option_sets:  # the first that its constructor accepts
         try:
             return timm.create_model(config.name, **{**more, **options})
         except Exception as error:
-            refused = _unknown_option(error)
+            match = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+            refused = match[1] if match and isinstance(error, TypeError) else None
             if refused not in more:
                 raise _not_built(error, refused, config) from error
     raise AssertionError("the last set has no further options")
@@ -203,23 +202,6 @@ def check_name(name: str) -> None:
             name=name,
             hint=hint,
         )
-
-
-def _check_options(options: dict[str, bool | int | float | str]) -> None:
-    for option in options:
-        if option in _ELSEWHERE:
-            raise RecipeError(
-                "model.option-elsewhere",
-                "model.options: {name} does not belong there: {hint}",
-                name=option,
-                hint=_ELSEWHERE[option],
-            )
-
-
-def _unknown_option(error: Exception) -> str | None:
-    """The keyword that a constructor rejected; None for other errors."""
-    match = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-    return match[1] if match and isinstance(error, TypeError) else None
 
 
 def _not_built(error: Exception, refused: str | None, config: ModelConfig) -> RecipeError:
