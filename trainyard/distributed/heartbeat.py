@@ -106,18 +106,18 @@ def described(
             f"no rank has made progress for {seen.silent_s:.0f} s: all are in {seen}, where they "
             "wait for one of them or for the network"
         )
-    verdicts = [_verdict(names[rank], activities[rank], rank in silent) for rank in ranks[:NAMED]]
+    verdicts = []
+    for rank in ranks[:NAMED]:
+        name, seen = names[rank], activities[rank]
+        text = f"{name} has made no progress for {seen.silent_s:.0f} s in {seen}"
+        if rank in silent:
+            text = (
+                f"{name} has not answered for {seen.silent_s:.0f} s (last seen in {seen}): it is "
+                "stopped, or a call holds Python's lock"
+            )
+        verdicts.append(text)
     if len(ranks) > NAMED:
         verdicts.append(f"and {len(ranks) - NAMED} more")
     if len(ranks) < len(activities):
         verdicts.append(f"the others wait for {'it' if len(ranks) == 1 else 'them'}")
     return "; ".join(verdicts)
-
-
-def _verdict(name: str, seen: Activity, is_silent: bool) -> str:
-    if is_silent:
-        return (
-            f"{name} has not answered for {seen.silent_s:.0f} s (last seen in {seen}): it is "
-            "stopped, or a call holds Python's lock"
-        )
-    return f"{name} has made no progress for {seen.silent_s:.0f} s in {seen}"

@@ -158,7 +158,10 @@ class Trainer:
                 course=self.course,
                 report=self.report,
             )
-            self.save_every = self.feed.saving(self._due_saves())
+            save_every, by_time = self.config.run.save_every, self.saver.every_s is not None
+            # Ranks decide saves by time together, like stops.
+            due: Due = self.stop if by_time else self.course.every(save_every)
+            self.save_every = self.feed.saving(due)
             stopped = self._trained()
         return self._outcome(stopped)
 
@@ -334,14 +337,6 @@ class Trainer:
             self._report_head()
         return self._is_complete()
 
-    def _is_complete(self) -> bool:
-        state = self.state
-        is_over = state.step >= self.course.num_steps
-        if self.config.data.order == "join":
-            is_over = passes_are_over(self.course, state.step, state.stream.get("ends", []))
-        is_over = is_over or self.has_lost_patience()
-        return is_over and state.last.get("step") == state.step
-
     def _report_head(self) -> None:
         """The first rank's alone: with --all-ranks each has a console."""
         if not self.world.is_first:
@@ -360,6 +355,14 @@ class Trainer:
             self.report(event)
         for message in parts.initial.log:
             self.report({"kind": "event", "event": "initial weights", "message": message})
+
+    def _is_complete(self) -> bool:
+        state = self.state
+        is_over = state.step >= self.course.num_steps
+        if self.config.data.order == "join":
+            is_over = passes_are_over(self.course, state.step, state.stream.get("ends", []))
+        is_over = is_over or self.has_lost_patience()
+        return is_over and state.last.get("step") == state.step
 
     # --- parts ---
 
@@ -390,12 +393,6 @@ class Trainer:
         )
         self.watchdog.before_end, self.watchdog.record = saver.join, self._record_loss
         return saver
-
-    def _due_saves(self) -> Due:
-        """Ranks decide saves by time together, like stops."""
-        if self.saver.by_time:
-            return self.stop
-        return self.course.every(self.config.run.save_every)
 
     def _record_loss(self, event: str, reason: str) -> str:
         """The reason why all ranks end, with the step from which the run resumes; see `append`."""

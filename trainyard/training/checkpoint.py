@@ -210,17 +210,13 @@ def _other_classes(progress: Mapping[str, Any], state: TrainState) -> str:
 
 
 def _load_training(state: TrainState, path: Path) -> str | None:
+    """Load all weights, and each replica's own part: exact if as many resume as were saved."""
     training = _load(path / _TRAINING)
     put_weights(state.model, load_weights(path), path)
     for name, module in state.emas.items():
         put_weights(module, load_weights(path, name), path)
     if training["weights"] is not None:
         put_weights(state.model, training["weights"], path)
-    return _load_replica(state, path, training)
-
-
-def _load_replica(state: TrainState, path: Path, training: dict[str, Any]) -> str | None:
-    """Load each replica's own part. It is exact if as many replicas resume as were saved."""
     replica = state.averager.replica
     saved = sorted((path / _REPLICAS).glob("*.pt"))
     own = training | (_load(saved[replica.number % len(saved)]) if saved else {})

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from os.path import realpath
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -120,7 +119,7 @@ class Saver:
 
         `every_s`: seconds after which a checkpoint is due, if saves depend on time.
         """
-        self._folder, self._keep, self._every_s = folder, keep, every_s
+        self._folder, self._keep, self.every_s = folder, keep, every_s
         self._world = self._writers = world
         self._all_write = all_write
         self._copies = HostCopies()
@@ -136,12 +135,7 @@ class Saver:
             self._writers = replace(self._world, group=new_group(backend="gloo"))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or isinstance(error, Exception):  # not after a second Ctrl-C
             self.join(is_lost=isinstance(error, PeerError))
 
@@ -156,16 +150,11 @@ class Saver:
         return self._error is not None
 
     @property
-    def by_time(self) -> bool:
-        """True if checkpoints are due by time, not by step."""
-        return self._every_s is not None
-
-    @property
     def is_overdue(self) -> bool:
         """True if `every_s` has passed since the last save, by the first rank's clock."""
-        if self._every_s is None or not self._world.is_first:
+        if self.every_s is None or not self._world.is_first:
             return False
-        return time.monotonic() - self._begun >= self._every_s
+        return time.monotonic() - self._begun >= self.every_s
 
     def save(self, state: TrainState) -> None:
         """Start a save once the last one is done; call it inside the averager's consensus.
@@ -174,7 +163,10 @@ class Saver:
         """
         with together(self._world):
             error = self._outcome()
-            taken = self._snapshot(state)  # after an error too: the other ranks may gather
+            self._copies.begin()  # after an error too: the other ranks may gather
+            files = contents(state, self._world, self._copies)
+            self._copies.settle()
+            taken = Snapshot(state.step, state.best.get("step", 0), num_bytes(state), files)
             if error is not None:
                 raise error
         self._begun = time.monotonic()
@@ -200,12 +192,6 @@ class Saver:
             self._thread.join(_LOOK_S)  # signals are handled in between
         error, self._error = self._error, None
         return error
-
-    def _snapshot(self, state: TrainState) -> Snapshot:
-        self._copies.begin()
-        files = contents(state, self._world, self._copies)
-        self._copies.settle()
-        return Snapshot(state.step, state.best.get("step", 0), num_bytes(state), files)
 
     def _write(self, taken: Snapshot) -> None:
         try:

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -64,12 +64,7 @@ class StopSignal:
             self._group = new_group(backend="gloo")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._previous:
             signal.setitimer(signal.ITIMER_REAL, 0)  # before its signal has the default again
         put_back_handlers(self._previous)
