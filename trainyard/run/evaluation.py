@@ -141,11 +141,12 @@ def evaluate_checkpoint(
         with together(world):
             if world.is_first:
                 checkpoint.check(path)
-        with together(world):
             check_decoding(config, device)
             progress = checkpoint.read_progress(path)
             classes, has_lists = progress["classes"], progress.get("has_lists", False)
-            names, best = _names(path, progress, question.ema), _best_average(path, progress)
+            averages, ema = checkpoint.averages(path), question.ema
+            names = ["", *averages] if ema is None else [choose_weights(path, progress, ema)]
+            best = choose_weights(path, progress, True).partition("-")[2] if averages else ""
         data = _open(config, question, classes, world, console=console)
         if world.is_first:
             warn(console, _remarks(config, path, question, data))
@@ -249,19 +250,6 @@ def _remarks(
             f"{data.where}: differs from the data that validated the run, as images or the recipe "
             "have changed, or another release divided them: the run may have been trained on some"
         )
-
-
-def _names(path: Path, progress: dict[str, Any], ema: bool | float | None) -> list[str]:
-    """Names of the weights of a checkpoint to evaluate."""
-    if ema is None:
-        return ["", *checkpoint.averages(path)]
-    return [choose_weights(path, progress, ema)]
-
-
-def _best_average(path: Path, progress: dict[str, Any]) -> str:
-    """Its decay, if there are several."""
-    averages = checkpoint.averages(path)
-    return choose_weights(path, progress, True).partition("-")[2] if averages else ""
 
 
 def _result(

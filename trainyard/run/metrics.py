@@ -1,21 +1,15 @@
-"""Measurements of a run: reports with their step, FLOPs per image, its bottleneck, bad samples."""
+"""Measurements of a run: reports with their step, and FLOPs per image."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import nn
 
-from trainyard.config import RunConfig
 from trainyard.course import Course
-from trainyard.data.open_datasets import Datasets
-from trainyard.files import RunDirectory
 from trainyard.model.flops import forward_flops
-from trainyard.monitor.bounds import Bounds
 from trainyard.monitor.eta import Eta
-from trainyard.monitor.quarantine import Quarantine
 from trainyard.monitor.reports import Report
 from trainyard.training.checkpoint import TrainState
-from trainyard.world import World, together
 
 
 @dataclass(frozen=True)
@@ -62,24 +56,3 @@ def ideal_seconds(
     except RuntimeError:  # the model cannot run on meta tensors
         return lambda step: None
     return lambda step: seconds[course.phase(step).image_size]
-
-
-def with_bounds(report: Reporter, config: RunConfig, world: World) -> Callable[[Report], None]:
-    """`report` with what bounds the run every `watch.bounds_minutes`, on the first rank."""
-    minutes = config.watch.bounds_minutes
-    if not world.is_first or not minutes:
-        return report
-    return Bounds(report, report.state.clock, every_s=60 * minutes)
-
-
-def open_quarantine(
-    config: RunConfig, folder: RunDirectory, data: Datasets, world: World
-) -> Quarantine:
-    """The list of bad samples in the run directory, with its limit."""
-    with together(world):
-        return Quarantine(
-            folder.quarantine,
-            world=world,
-            max_bad=config.data.max_bad,
-            num_samples={"train": len(data.train), "val": len(data.val)},
-        )

@@ -16,12 +16,14 @@ from trainyard.data.storage.credentials import without_secrets
 from trainyard.distributed import Watchdog, init_distributed
 from trainyard.errors import Stopped, TrainyardError
 from trainyard.files import RunDirectory
+from trainyard.monitor.bounds import Bounds
 from trainyard.monitor.devices import peak_flops
 from trainyard.monitor.eta import Eta
 from trainyard.monitor.history import ENDED_EARLY, FAILED, PROBE, score
 from trainyard.monitor.meters import Meter
 from trainyard.monitor.outcome import Outcome, without_better
 from trainyard.monitor.profiler import profiling
+from trainyard.monitor.quarantine import Quarantine
 from trainyard.monitor.reports import JsonLinesSink, Report
 from trainyard.run.build import (
     Parts,
@@ -35,7 +37,7 @@ from trainyard.run.build import (
 )
 from trainyard.run.labels import labels_of
 from trainyard.run.loggers import Loggers, open_loggers
-from trainyard.run.metrics import Reporter, ideal_seconds, open_quarantine, with_bounds
+from trainyard.run.metrics import Reporter, ideal_seconds
 from trainyard.run.predict import counted, predict
 from trainyard.run.resume import claim_directory, resume, roll_back, startup_facts
 from trainyard.run.summary import run_summary
@@ -108,13 +110,21 @@ class Trainer:
         self.wrapped = self.averager.wrap(parts.model.train())
         self.state = build_state(parts)
         self.averager.register_emas(self.state.emas)
-        self.quarantine = open_quarantine(config, parts.folder, parts.data, world)
+        with together(world):
+            self.quarantine = Quarantine(
+                parts.folder.quarantine,
+                world=world,
+                max_bad=config.data.max_bad,
+                num_samples={"train": len(parts.data.train), "val": len(parts.data.val)},
+            )
         self.log_every = course.every(config.run.log_every)
         self.eval_every = course.every(config.run.eval_every)
         eta = Eta(course, self.eval_every)
         count_bad = partial(self.quarantine.count, "train")
         self.report = Reporter(sinks.write, self.state, course, count_bad, eta)
-        self.report_training = with_bounds(self.report, config, world)
+        self.report_training: Callable[[Report], None] = self.report
+        if world.is_first and (minutes := config.watch.bounds_minutes):
+            self.report_training = Bounds(self.report, parts.clock, every_s=60 * minutes)
         self.meter = Meter(
             world,
             parts.device,
