@@ -524,7 +524,8 @@ def _first_fault(error: ValidationError) -> RecipeError:
         return _unknown(key, first["input"])
     others = [other for other in error.errors() if other["loc"][:2] == place]
     reason = " or ".join(dict.fromkeys(_reason(other, key) for other in others))
-    choices = [choice for other in others for choice in _choices(other)]
+    expected = [of["ctx"]["expected"] for of in others if of["type"] == "literal_error"]
+    choices = re.findall("'([^']*)'", " ".join(expected))  # none if it allows others
     hint = did_you_mean(first["input"], choices) if isinstance(first["input"], str) else ""
     value = json.dumps(first["input"])
     return RecipeError(
@@ -581,12 +582,6 @@ def _reason(error: ErrorDetails, key: str) -> str:
         return f"expected {_list_of(all_keys()[key])}"
     message = error["msg"].removeprefix("Value error, ")
     return message[0].lower() + message[1:]
-
-
-def _choices(error: ErrorDetails) -> list[str]:
-    """The allowed texts of a key; empty if it allows others."""
-    expected = error["ctx"]["expected"] if error["type"] == "literal_error" else ""
-    return re.findall("'([^']*)'", expected)
 
 
 def _list_of(field: FieldInfo) -> str:
