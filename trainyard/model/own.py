@@ -1,7 +1,8 @@
 """A model of the user's own: a function in the working directory that returns it."""
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 from torch import nn
@@ -29,7 +30,9 @@ def build_own_model(
     options: dict[str, Any] = dict(config.options)
     if config.drop_path is not None:
         options["drop_path_rate"] = config.drop_path
-    named = _parameters(function)
+    named: Collection[str] = ()
+    with suppress(TypeError, ValueError):  # written in C
+        named = inspect.signature(function).parameters
     if "img_size" in named:
         options["img_size"] = image_size
     if "in_chans" in named:
@@ -53,10 +56,3 @@ def called(name: str, arguments: dict[str, Any]) -> nn.Module:
             wanted="a torch.nn.Module",
         )
     return model
-
-
-def _parameters(function: Callable[..., Any]) -> Collection[str]:
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # written in C
-        return ()

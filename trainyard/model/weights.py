@@ -185,19 +185,12 @@ def without_prefix(
             )
         others = len(source.weights) - len(weights)
         done.append(f"took {prefix!r} off {len(weights)} names, left {others} others out")
-    while found := _wrapper(weights, names):
-        weights = {name.removeprefix(found): weight for name, weight in weights.items()}
-        done.append(f"took {found!r} off all names")
+    # Those of wrappers that all names share but none of the model's has.
+    known = [each for each in _WRAPPERS if not any(name.startswith(each) for name in names)]
+    while weights and (found := [w for w in known if all(name.startswith(w) for name in weights)]):
+        weights = {name.removeprefix(found[0]): weight for name, weight in weights.items()}
+        done.append(f"took {found[0]!r} off all names")
     return weights, done
-
-
-def _wrapper(weights: Weights, names: set[str]) -> str | None:
-    """A wrapper's prefix that all names share but none of the model's has."""
-    for wrapper in _WRAPPERS:
-        is_new = not any(name.startswith(wrapper) for name in names)
-        if weights and is_new and all(name.startswith(wrapper) for name in weights):
-            return wrapper
-    return None
 
 
 # --- reading ---
