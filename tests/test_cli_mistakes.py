@@ -122,8 +122,15 @@ def test_data_or_a_run_in_place_of_a_recipe(
         command = shlex.join(["trainyard", *words, "RECIPE", "--data", str(digits)])
         check(refused(*words, digits), "recipe.is-data", command=command)
     check(refused("train", "http://host:8765"), "recipe.is-data", location="http://host:8765")
-    again = shlex.join(["trainyard", "train", f"{finished}/recipe.toml", "--run", str(finished)])
-    check(refused("train", finished), "recipe.is-run", command=again)
+    for words in (["doctor"], ["sweep"]):
+        with_keys = ("--optim.lr", "1,2") if words == ["sweep"] else ()
+        command = shlex.join(["trainyard", *words, f"{finished}/recipe.toml"])
+        check(refused(*words, finished, *with_keys), "recipe.is-run", command=command)
+    for words in (["train"], ["launch", "local"]):
+        error = refused(*words, finished, "--run", tmp_path / "new")
+        new = shlex.join([f"{finished}/recipe.toml", "--run", f"{tmp_path}/new"])
+        command = shlex.join(["trainyard", *words])
+        check(error, "recipe.run-beside-run", path=finished, command=f"{command} {new}")
     check(refused("estimate", digits), "recipe.is-folder", path=digits)
     (tmp_path / "debug").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -430,8 +437,8 @@ def test_a_run_directory_of_another_recipe(finished: Path, train: tuple[object, 
     assert set(str(error.fields["changes"]).split("; ")) == changes
     error = refused(*train, finished, "--run.length", "4 steps")
     check(error, "run.recipe-differs", path=finished)
-    quoted, more = shlex.quote(str(finished)), shlex.quote(f"{finished}-more")
-    assert f"--run {more} --run.resume {quoted}" in str(error.fields["hint"])
+    more = shlex.join(["trainyard", "train", str(finished), "--run.length", "4 steps"])
+    assert str(error.fields["hint"]).endswith(more)
 
 
 def test_a_run_directory_of_other_data(finished: Path, digits: Path, tmp_path: Path) -> None:

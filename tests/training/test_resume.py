@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.command_line import run
 from tests.errors import check, raises, refused
 from tests.runs import (
     NUM_STEPS,
+    curve,
     on_each_step,
     recipe,
     words,
@@ -68,6 +70,21 @@ def test_a_run_that_has_something_to_show_insists(what: str, digits: Path, tmp_p
     with raises("run.data-differs", split="train"):
         claim(folder, config, "c")
     claim(folder, config, "a")
+
+
+def test_a_named_run_goes_on_also_to_another_end(digits: Path, tmp_path: Path) -> None:
+    run_folder = tmp_path / "run"
+    assert run(*words(digits, run_folder, {"run.length": "2 steps"})) == 0
+    for folder in (run_folder, f"{run_folder}/"):
+        assert run("train", folder, "--quiet") == 0
+    assert [*curve(run_folder, "train")][-1] == 2
+    assert run("train", run_folder, "--run.length", "4 steps", "--quiet") == 0
+    assert [*curve(run_folder, "train")] == [1, 2, 3, 4]
+    assert load_recipe(str(RunDirectory(run_folder).recipe)).run.length == "4 steps"
+    (tmp_path / "moved").symlink_to(digits)
+    assert run("train", run_folder, "--data", tmp_path / "moved", "--quiet") == 0
+    assert load_recipe(str(RunDirectory(run_folder).recipe)).data.val == f"{tmp_path}/moved/val"
+    check(refused("train", run_folder, "--optim.lr", "1"), "run.recipe-differs", hint="")
 
 
 def test_a_second_run_is_refused_from_the_moment_that_the_first_has_its_recipe(

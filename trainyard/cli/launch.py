@@ -9,6 +9,7 @@ from trainyard.cli.train import (
     check_recipe,
     config_of,
     run_folder,
+    take_run,
 )
 from trainyard.errors import InputError
 from trainyard.launch.agent import Agent
@@ -58,6 +59,7 @@ def _job(launcher: Launcher, options: argparse.Namespace) -> Job:
     """The command of every rank. Mistakes in options or the recipe raise before anything starts."""
     from trainyard.config import load_recipe
 
+    take_run(options)
     if options.gpus and options.ranks:
         raise InputError(
             "launch.gpus-and-ranks", "--gpus and --ranks both set the number of ranks: drop one"

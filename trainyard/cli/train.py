@@ -11,6 +11,7 @@ from trainyard.cli.options import loading
 from trainyard.data.storage.source import is_remote
 from trainyard.distributed import discover
 from trainyard.errors import RecipeError, TrainyardError
+from trainyard.files import RunDirectory
 from trainyard.parent import end_with_launcher
 from trainyard.printable import print_line, printable
 
@@ -33,7 +34,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def add_training_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `train` and the launchers share."""
-    parser.add_argument("recipe", metavar="RECIPE", help="a built-in name or a path to a TOML file")
+    about = "a built-in name, a TOML file, or the directory of a run to go on with"
+    parser.add_argument("recipe", metavar="RECIPE", help=about)
     parser.add_argument(
         "--data",
         metavar="LOCATION",
@@ -56,6 +58,7 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
 def train(options: argparse.Namespace) -> int:
     """Run `trainyard train`. Returns the exit code."""
     end_with_launcher()
+    take_run(options)
     config, folder = config_of(options), run_folder(options)
     world = discover()
     from trainyard.data.open_datasets import check_sources
@@ -75,7 +78,8 @@ def train(options: argparse.Namespace) -> int:
     )
     if world.is_first:
         warn(console, (text for place in options.data or () for text in location_remarks(place)))
-    outcome = run.train(config, folder, world=world, console=console)
+    is_named = Path(options.recipe) == RunDirectory(folder).recipe
+    outcome = run.train(config, folder, world=world, console=console, is_named=is_named)
     if world.is_first:
         print(json.dumps(outcome.as_dict()) if options.json else outcome.sentence())
         if outcome.stopped is None:
@@ -98,6 +102,29 @@ def _report(folder: Path, *, is_printed: bool) -> None:
             print(printable(f"its report: {path}"))
 
 
+def take_run(options: argparse.Namespace) -> None:
+    """Take a run in place of a recipe: its recipe, in its directory.
+
+    RecipeError if --run names another directory.
+    """
+    from trainyard.config import builtin_recipes
+
+    run, recipe = options.recipe, RunDirectory(Path(options.recipe)).recipe
+    if run in builtin_recipes() or not recipe.is_file():
+        return
+    if options.run and Path(options.run) != Path(run):
+        new = shlex.join((str(recipe), "--run", options.run))
+        raise RecipeError(
+            "recipe.run-beside-run",
+            "{path}: is a run, which goes on in its own directory: drop --run; a new run of its "
+            "recipe is {command}, and with {option} it starts from the last checkpoint",
+            path=run,
+            command=f"{options.parser.prog} {new}",
+            option=f"--run.resume {shlex.quote(run)}",
+        )
+    options.run, options.recipe = run, str(recipe)
+
+
 def config_of(options: argparse.Namespace) -> "RunConfig":
     """The recipe with the overrides of the command line."""
     from trainyard.config import load_recipe, on_data
@@ -115,12 +142,11 @@ def check_recipe(options: argparse.Namespace) -> None:
     if recipe in builtin_recipes():
         return
     if (Path(recipe) / "recipe.toml").is_file():
-        resumed = shlex.join((str(Path(recipe) / "recipe.toml"), "--run", recipe))
         raise RecipeError(
             "recipe.is-run",
             "{path}: is a run, not a recipe; did you mean {command}?",
             path=recipe,
-            command=f"{command} {resumed}",
+            command=f"{command} {shlex.quote(str(Path(recipe) / 'recipe.toml'))}",
         )
     if os.path.isdir(recipe) or is_remote(recipe):
         command = f"{command} RECIPE --data {shlex.quote(recipe)}"

@@ -10,13 +10,14 @@ import re
 import subprocess
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from textwrap import indent
 from typing import Any
 
 from trainyard.arguments import positive, whole
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import InputError
+from trainyard.files import RunDirectory
 from trainyard.launch.job import Job
 from trainyard.launch.launcher import Launcher, add_grace, add_ranks, add_restarts
 
@@ -66,7 +67,7 @@ class Kubernetes(Launcher):
     def plan(self, job: Job, options: argparse.Namespace) -> str:
         _check_paths(job, options)
         name = options.name or re.sub(r"[^a-z0-9]+", "-", job.name.lower()).strip("-")
-        recipe = _own_recipe(options.recipe)
+        recipe = _own_recipe(options.recipe, job.run)
         if recipe is not None:
             command, _, *arguments = job.arguments
             job = replace(job, arguments=(command, f"{_RECIPES}/{name}.toml", *arguments))
@@ -133,11 +134,11 @@ def _check_paths(job: Job, options: argparse.Namespace) -> None:
             )
 
 
-def _own_recipe(recipe: str) -> str | None:
-    """The lines of a recipe that does not come with Trainyard; None for one that does."""
+def _own_recipe(recipe: str, run: Path) -> str | None:
+    """The lines of a recipe; None for one that comes with Trainyard, or is in the run directory."""
     from trainyard.config import builtin_recipes, keys_set, load_recipe, tree_as_toml
 
-    if recipe in builtin_recipes():
+    if recipe in builtin_recipes() or Path(recipe) == RunDirectory(run).recipe:
         return None
     return indent(tree_as_toml(keys_set(load_recipe(recipe))).rstrip("\n"), "    ")
 

@@ -46,6 +46,7 @@ _NOT_FINITE = "the gradient was not finite for many updates running"
 _OF_LOSS = "loss."  # of conditions on files
 _AGAIN_S = 1.0
 _LOOK_S = 0.1  # for `trainyard runs`, which takes a lock for a moment to see whether it is held
+_OF_THE_END = ("run.length: ", "run.patience: ")  # changes that a run takes which is named
 _ROOM = 200  # bytes for the paths in a run directory: the first save would be too late to find out
 # Keys that only the process reads that has them: paths, threads, and what the first rank reports.
 _OF_A_HOST = frozenset(
@@ -118,6 +119,7 @@ def claim_directory(
     fingerprints: dict[str, str],
     world: World,
     *,
+    is_named: bool = False,
     patience_s: float = 300,
 ) -> Iterator[Callable[[], None]]:
     """Inside, the directory belongs to this run: its lock is held, and it has this run's recipe.
@@ -125,8 +127,9 @@ def claim_directory(
     Yields a check, for before each write: CheckpointError if another directory has its path by now,
     such as that of a new run. CheckpointError or DataError, on all ranks, if another process trains
     in it or it holds a run of another recipe or other data. A directory without results yet takes
-    the given recipe and data. The lock ends with the process that holds it; the ranks of a launcher
-    wait `patience_s` seconds for those of a lost one to end.
+    the given recipe and data; a run that `is_named` takes another end. The lock ends with the
+    process that holds it; the ranks of a launcher wait `patience_s` seconds for those of a lost one
+    to end.
     """
     lock: int | None = None
 
@@ -144,18 +147,22 @@ def claim_directory(
             if world.is_first:
                 _check_writable(folder)
                 lock = _lock(folder, patience_s if LAUNCHER in os.environ else 0)
-                _claim(folder, config, fingerprints)
+                _claim(folder, config, fingerprints, is_named)
         yield check
     finally:
         if lock is not None:
             os.close(lock)
 
 
-def _claim(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]) -> None:
+def _claim(
+    folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str], is_named: bool
+) -> None:
     saver.check_folder(folder.checkpoints)
     saver.recover(folder.checkpoints)
     if _has_begun(folder):
-        check_same(folder, config, fingerprints)
+        check_same(folder, config, fingerprints, is_named=is_named)
+        if is_named:
+            write_text(folder.recipe, to_toml(config))
         return
     environment = describe_environment() | {"fingerprints": fingerprints}
     environment["command"] = [without_secrets(word) for word in environment["command"]]
@@ -239,15 +246,16 @@ def _has_begun(folder: RunDirectory) -> bool:
     return not all(line.startswith('{"kind": "event"') for line in lines)
 
 
-def check_same(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]) -> None:
+def check_same(
+    folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str], *, is_named: bool = False
+) -> None:
     """CheckpointError or DataError for a directory with a run of another recipe or other data."""
-    _check_same_recipe(folder, config)
+    _check_same_recipe(folder, config, is_named)
     _check_same_data(folder, fingerprints)
 
 
-def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
+def _check_same_recipe(folder: RunDirectory, config: RunConfig, is_named: bool) -> None:
     option = f"--run.resume {shlex.quote(str(folder.path))}"
-    new = shlex.quote(f"{folder.path}-more")
     if not folder.recipe.exists():
         raise CheckpointError(
             "run.recipe-missing",
@@ -257,9 +265,12 @@ def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
             option=option,
         )
     changed = differences(load_recipe(str(folder.recipe)), config)
-    if changed:
-        is_longer = any(change.startswith("run.length: ") for change in changed)
-        hint = f"; to train on from its end: --run {new} {option}" if is_longer else ""
+    others = [change for change in changed if not change.startswith(_OF_THE_END)]
+    if others or (changed and not is_named):
+        ends = [change.replace(": ", " -> ").split(" -> ") for change in changed]
+        more = shlex.join(word for key, _, end in ends for word in (f"--{key}", end.lower()))
+        again = f"trainyard train {shlex.quote(str(folder.path))} {more}"
+        hint = "" if others else f"; to train on from its end: {again}"
         raise CheckpointError(
             "run.recipe-differs",
             "{path} holds a run of another recipe ({changes}): use the same recipe to resume it, "
