@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import SHORT, Capture, shown
+from tests.docs.pages import options_of_training
 from trainyard.command_line import main, split_overrides
 from trainyard.config import all_keys, builtin_recipes, load_recipe
+from trainyard.hints import foreign_names, with_our_names
 
 
 def test_overrides_are_taken_out_of_the_words() -> None:
@@ -26,6 +28,62 @@ def test_an_override_may_be_negative_or_empty() -> None:
         "optim.lr": "-1",
         "data.val": "",
     }
+
+
+def test_a_bare_switch_is_true_and_leaves_the_next_option() -> None:
+    words = ["--watch.wandb", "--json", "--optim.nesterov", "--watch.tensorboard", "false"]
+    rest, overrides = split_overrides(words)
+    assert rest == ["--json"]
+    values = {"watch.wandb": "true", "optim.nesterov": "true", "watch.tensorboard": "false"}
+    assert overrides == values
+    assert split_overrides(["--watch.wandb"])[1] == {"watch.wandb": "true"}
+
+
+ALIASES = """
+--epochs 5 | --run.length '5 epochs'
+--lr=0.1 | --optim.lr 0.1
+--batch-size 64 | --batch.size 64
+--batch_size 64 | --batch.size 64
+--workers 2 | --data.threads 2
+--seed 3 | --run.seed 3
+--model resnet18 | --model.name resnet18
+--pretrained | --model.checkpoint timm
+--resume | --run.resume auto
+--resume runs/a | --run.resume runs/a
+--output 'runs/a b' | --run 'runs/a b'
+"""
+SAID = {"--batch.size": " (of all ranks together)", "--data.threads": " (of each rank)"}
+
+
+@pytest.mark.parametrize("line", ALIASES.strip().splitlines())
+@pytest.mark.parametrize("command", ["train debug", "launch local debug"])
+def test_usual_words_are_aliases(command: str, line: str) -> None:
+    theirs, _, ours = line.partition(" | ")
+    words, remarks = with_our_names(shlex.split(f"{command} {theirs} --json"))
+    name, value = shlex.split(ours)
+    assert words == [*command.split(), f"{name}={value}", "--json"]
+    assert remarks == [f"{theirs} is {ours}{SAID.get(name, '')}"]
+    assert with_our_names(shlex.split(f"evaluate x {theirs}"))[1] == []
+
+
+def test_no_alias_is_an_option_of_ours() -> None:
+    aliases = {name for name, meaning in foreign_names().items() if meaning.startswith("alias ")}
+    ours = {option.strip("-").replace("-", "_") for option in options_of_training()}
+    assert len(aliases) == 9
+    assert aliases & ours == set()
+
+
+def test_aliases_in_a_sweep_and_in_a_launch(capsys: Capture) -> None:
+    sweep = ("sweep", "debug", "--epochs", "5,10", "--output", "all", "--dry-run")
+    launch = ("launch", "local", "debug", "--epochs", "5", "--ranks", "2", "--dry-run")
+    for command, lines in ((sweep, 2), (launch, 1)):
+        assert main([*command]) == 0
+        said = capsys.readouterr()
+        assert "'--run.length=5 epochs'" in said.out
+        assert said.err.count("\n") == lines
+        assert "trainyard: --epochs 5" in said.err
+    assert main([*launch, "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 JSON = {

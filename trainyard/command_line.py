@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ from trainyard.data.storage.credentials import without_secrets
 from trainyard.distributed import discover_or_alone
 from trainyard.errors import InputError, NotSaved, Plain, Stopped, TrainyardError
 from trainyard.files import WRITER, disk_error
-from trainyard.hints import as_question, closest, hint_at_argument
+from trainyard.hints import as_question, closest, hint_at_argument, with_our_names
 from trainyard.installation import VERSION, remark_on_other_distribution
 from trainyard.printable import printable
 from trainyard.streams import lost_output
@@ -62,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if (remark := remark_on_other_distribution()) and discover_or_alone().is_first:
             print(f"trainyard: {remark}", file=sys.stderr)
+        given, remarks = with_our_names(given)
         words, overrides = split_overrides(given)
         options, unknown = _parser().parse_known_args(words)
         _check_working_directory()
@@ -75,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 key=next(iter(overrides)),
             )
         options.overrides = overrides
+        _print_aliases(remarks, options)
         _print_startup_line(options)
         code: int = options.run_command(options)
         return _code_with_output(code, is_run=options.command in _RUNS)
@@ -108,6 +111,13 @@ def _check_working_directory() -> None:
         raise InputError(
             "file.working-directory-removed", "the working directory was removed: cd to another one"
         ) from None
+
+
+def _print_aliases(remarks: Sequence[str], options: argparse.Namespace) -> None:
+    """A line on each alias, on the first rank, unless it is to be quiet."""
+    if remarks and not getattr(options, "quiet", False) and discover_or_alone().is_first:
+        for remark in remarks:
+            print(f"trainyard: {printable(without_secrets(remark))}", file=sys.stderr)
 
 
 def _print_startup_line(options: argparse.Namespace) -> None:
@@ -177,7 +187,10 @@ def _shown(value: Plain) -> Plain:
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Separate `--section.key value` and `--section.key=value` from the command line."""
+    """Separate `--section.key value` and `--section.key=value` from the command line.
+
+    A boolean key without a value is true.
+    """
     rest, overrides = [], {}
     queue = list(words)
     while queue:
@@ -187,11 +200,19 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
             rest.append(word)
         elif match[2] is not None:
             overrides[match[1]] = match[2]
-        elif queue:
+        elif queue and not queue[0].startswith("--"):
             overrides[match[1]] = queue.pop(0)
+        elif _is_switch(match[1]):
+            overrides[match[1]] = "true"
         else:
             raise InputError("option.needs-value", "{option} needs a value", option=word)
     return rest, overrides
+
+
+def _is_switch(key: str) -> bool:
+    from trainyard.config import is_boolean
+
+    return is_boolean(key)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -216,7 +237,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith("the following"):  # …arguments are required
             names = message.partition(": ")[2]
-            hint = ", such as photos or finetune" if "RECIPE" in names else ""
+            hint = ", such as photos or finetune, or a run" if "RECIPE" in names else ""
             raise InputError(
                 "option.missing",
                 "the following arguments are required: {names}{hint}; see {command} --help",
@@ -273,6 +294,7 @@ def _unknown_argument(word: str, given: Sequence[str], options: argparse.Namespa
     following = [*given[given.index(word) + 1 :], "--"][0]
     value = None if following.startswith("--") else following
     hint = hint_at_argument(word, value, known=[*own, *keys], command=options.command)
+    hint = hint.replace("RECIPE", shlex.quote(getattr(options, "recipe", "RECIPE")))
     help_text = f"; see {options.parser.prog} --help"
     return InputError(
         "option.unknown", "unknown argument {option!r}{hint}", option=word, hint=hint or help_text

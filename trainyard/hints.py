@@ -9,11 +9,15 @@ from functools import cache
 from itertools import takewhile
 from pathlib import Path
 
+_ALIAS = "alias "  # the mark of a name that is accepted
 _CUTOFF = 0.7  # of difflib's ratio; suggestions below it would be guesses
 _NUMBER = re.compile(r"\d+")
-_REMARKS = {"batch.size": " (of all ranks together)"}  # per GPU elsewhere
+# On keys whose values are of a GPU, or of all of them, elsewhere.
+_REMARKS = {"batch.size": " (of all ranks together)", "data.threads": " (of each rank)"}
+_BARE = {"run.resume": "auto"}  # values of aliases that are given without one
 # Targets of other trainers' options that a command does not have, with those commands.
 _ELSEWHERE = {
+    "gpus": (("train",), "; did you mean trainyard launch local RECIPE --gpus {}?"),
     "ranks": (("train",), "; did you mean trainyard launch local RECIPE --ranks {}?"),
     "CUDA_VISIBLE_DEVICES": (
         ("train", "launch", "evaluate", "predict", "doctor"),
@@ -119,8 +123,38 @@ def near_pattern(pattern: str, names: Sequence[str]) -> str:
 
 def from_other_trainer(word: str) -> tuple[str, str]:
     """The key or option behind another trainer's name, "" if unknown, and its value's form."""
-    target, _, form = foreign_names().get(word.replace("-", "_").lower(), "").partition(" ")
+    meaning = foreign_names().get(word.replace("-", "_").lower(), "")
+    target, _, form = meaning.removeprefix(_ALIAS).partition(" ")
     return target, form or "{}"
+
+
+def with_our_names(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A command line that has our options in place of their aliases, and a remark on each."""
+    ours: list[str] = []
+    remarks = []
+    queue = [*words]
+    while queue and words[0] in ("train", "launch", "sweep"):
+        word = queue.pop(0)
+        name, mark, value = word.partition("=")
+        target, form = from_other_trainer(name[2:])
+        is_alias = foreign_names().get(name[2:].replace("-", "_"), "").startswith(_ALIAS)
+        if not (is_alias and name.startswith("--")) or (mark and "{}" not in form):
+            ours.append(word)
+            continue
+        if not mark and "{}" in form and queue and not queue[0].startswith("--"):
+            mark, value = " ", queue.pop(0)
+        given = f"{name}{mark}{shlex.quote(value) if value else ''}"
+        target = "runs" if target == "run" and words[0] == "sweep" else target
+        if mark:  # a sweep has several values
+            value = ",".join(form.format(one) for one in value.split(","))
+        elif "{}" in form and target not in _BARE:
+            ours.append(f"--{target}")  # whose value is missing
+            continue
+        else:
+            value = _BARE.get(target, form)
+        ours.append(f"--{target}={value}")
+        remarks.append(f"{given} is --{target} {shlex.quote(value)}{_REMARKS.get(target, '')}")
+    return ours + queue, remarks
 
 
 @cache

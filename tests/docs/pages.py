@@ -11,6 +11,7 @@ from typing import NamedTuple
 from trainyard.cli.sweep import combinations
 from trainyard.command_line import _parser, split_overrides
 from trainyard.config import all_keys, builtin_recipes, load_recipe
+from trainyard.hints import with_our_names
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
@@ -59,7 +60,7 @@ def mentions(page: Path) -> list[str]:
 
 def check_command(command: str) -> None:
     """Raises, or fails an assertion, unless the parser and the recipe accept the command."""
-    words, overrides = split_overrides(shlex.split(command)[1:])
+    words, overrides = split_overrides(with_our_names(shlex.split(command)[1:])[0])
     options, unknown = _parser().parse_known_args(words)
     assert unknown == []
     assert not overrides or options.takes_overrides
