@@ -138,7 +138,7 @@ def keys_page() -> str:
         "---\nsearch: {boost: 3}\n---",
         "# Recipe keys",
         "In a recipe a key stands in its section; on the command line it is `--SECTION.KEY VALUE`. "
-        "`trainyard recipes --keys` lists the same. [Write a recipe](../recipe.md) explains how "
+        "`trainyard recipes --keys WORD` finds keys. [Write a recipe](../recipe.md) explains how "
         "files, defaults and options combine.",
     ]
     for name, part in RunConfig.model_fields.items():

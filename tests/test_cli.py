@@ -11,6 +11,7 @@ import pytest
 
 from tests.command_line import SHORT, Capture, shown
 from tests.docs.pages import options_of_training
+from tests.errors import check, refused
 from trainyard.command_line import main, split_overrides
 from trainyard.config import all_keys, builtin_recipes, load_recipe
 from trainyard.hints import foreign_names, with_our_names
@@ -122,7 +123,9 @@ def test_every_command_explains_itself(command: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*command.split(), "--help"])
     assert ended.value.code == 0
-    assert f"usage: trainyard {command}".rstrip() in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"usage: trainyard {command}".rstrip() in said
+    assert ("recipes --keys WORD" in said) == (command in ("train", "launch local"))
 
 
 def test_train_prints_where_the_run_is(digits: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -185,8 +188,28 @@ def test_recipes(capsys: Capture, tmp_path: Path) -> None:
 def test_recipe_keys(capsys: Capture) -> None:
     table = shown(capsys, "recipes", "--keys")
     rows = json.loads(shown(capsys, "recipes", "--keys", "--json"))
+    assert "\\n" not in table
     assert [row["key"] for row in rows] == list(all_keys())
     assert all(row["key"] in table and row["meaning"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("seed", {"run.seed", "data.val_seed"}),  # in names
+        ("Label", {"augment.label_smoothing", "loss.name"}),  # in meanings
+        ("batch-size", {"batch.size"}),  # of other trainers
+        ("epochs", {"run.length"}),
+    ],
+)
+def test_keys_are_found_by_a_word(word: str, found: set[str], capsys: Capture) -> None:
+    rows = json.loads(shown(capsys, "recipes", "--json", "--keys", word))
+    assert {row["key"] for row in rows} >= found
+    assert len(rows) < 20
+
+
+def test_no_key_is_found() -> None:
+    check(refused("recipes", "--keys", "momentm"), "recipe.unknown-key", key="momentm")
 
 
 def test_launch_dry_run(capsys: Capture, digits: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainyard.cli.options import loading
 from trainyard.cli.printing import print_table
+from trainyard.hints import from_other_trainer
 from trainyard.printable import as_text
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard recipes` to its parser."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="print this recipe, resolved")
-    parser.add_argument("--keys", action="store_true", help="list every recipe key")
+    about = "list the recipe keys, with WORD those that have it in their name or meaning"
+    parser.add_argument("--keys", nargs="?", const="", metavar="WORD", help=about)
     parser.add_argument(
         "--params",
         action="store_true",
@@ -36,7 +38,8 @@ def recipes(options: argparse.Namespace) -> int:
     if not options.name:
         if options.params:
             raise InputError("option.params-without-recipe", "--params needs the NAME of a recipe")
-        _print(_keys() if options.keys else _recipes(options.json), options)
+        is_listing = options.keys is not None
+        _print(_keys(options.keys) if is_listing else _recipes(options.json), options)
         return 0
     config = load_recipe(options.name, options.overrides)
     if options.params:
@@ -58,17 +61,26 @@ def _print(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
         print_table(list(rows[0]), [list(map(as_text, row.values())) for row in rows])
 
 
-def _keys() -> list[dict[str, Any]]:
-    from trainyard.config import all_keys
+def _keys(word: str) -> list[dict[str, Any]]:
+    """A row for each key with a word in its name or meaning, or for which it is an alias.
 
-    return [
+    RecipeError if there is none.
+    """
+    from trainyard.config import all_keys, unknown_key
+
+    rows = [
         {
             "key": key,
             "default": field.get_default(call_default_factory=True),
-            "meaning": field.description,
+            "meaning": meaning,
         }
         for key, field in all_keys().items()
+        for meaning in [" ".join(field.description.split())]
+        if word.lower() in f"{key} {meaning}".lower() or key == from_other_trainer(word)[0]
     ]
+    if not rows:
+        raise unknown_key(word, all_keys())
+    return rows
 
 
 def _recipes(in_full: bool) -> list[dict[str, Any]]:

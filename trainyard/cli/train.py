@@ -50,7 +50,7 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
         modes.add_argument(f"--{name}", action="store_true", help=help_text)
     parser.epilog = (
         "Any recipe key can be given as --SECTION.KEY VALUE, for example --optim.lr 0.1; "
-        "`trainyard recipes --keys` lists them."
+        "`trainyard recipes --keys WORD` finds them."
     )
     parser.set_defaults(takes_overrides=True)
 
