@@ -36,8 +36,7 @@ WRONG_WORDS: list[tuple[str, str, dict[str, str], list[str]]] = [
     ("train debug --opitm.lr 1", "recipe.unknown-section", {"section": "opitm"}, ["optim"]),
     ("train debug --optim.lr", "option.needs-value", {"option": "--optim.lr"}, []),
     ("train debug --optim.lr --json", "option.needs-value", {"option": "--optim.lr"}, []),
-    ("train debug --lr --json", "option.needs-value", {"option": "--optim.lr"}, []),
-    ("train debug --output", "option.invalid", {"option": "--run"}, []),
+    ("train debug --output", UNKNOWN, {"option": "--output"}, []),
     ("train debug --pretrained=no", UNKNOWN, {"option": "--pretrained=no"}, []),
     ("train --resume runs/a", "option.missing", {"names": "RECIPE"}, []),
     ("train debug --optim.lr 0", "recipe.invalid-value", {"key": "optim.lr", "value": "0"}, []),
@@ -132,13 +131,15 @@ def test_data_or_a_run_in_place_of_a_recipe(
     check(refused("train", "http://host:8765"), "recipe.is-data", location="http://host:8765")
     for words in (["doctor"], ["sweep"]):
         with_keys = ("--optim.lr", "1,2") if words == ["sweep"] else ()
-        command = shlex.join(["trainyard", *words, f"{finished}/recipe.toml"])
-        check(refused(*words, finished, *with_keys), "recipe.is-run", command=command)
+        own = f"{finished}/recipe.toml"
+        check(
+            refused(*words, finished, *with_keys),
+            "recipe.is-run",
+            path=shlex.quote(str(finished)),
+            recipe=own,
+        )
     for words in (["train"], ["launch", "local"]):
-        error = refused(*words, finished, "--run", tmp_path / "new")
-        new = shlex.join([f"{finished}/recipe.toml", "--run", f"{tmp_path}/new"])
-        command = shlex.join(["trainyard", *words])
-        check(error, "recipe.run-beside-run", path=finished, command=f"{command} {new}")
+        check(refused(*words, finished, "--run", tmp_path / "new"), "recipe.is-run", recipe=own)
     check(refused("estimate", digits), "recipe.is-folder", path=digits)
     (tmp_path / "debug").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -445,6 +446,8 @@ def test_a_run_directory_of_another_recipe(finished: Path, train: tuple[object, 
     assert set(str(error.fields["changes"]).split("; ")) == changes
     error = refused(*train, finished, "--run.length", "4 steps")
     check(error, "run.recipe-differs", path=finished)
+    both = refused(*train, finished, "--run.length", "4 steps", "--run.patience", "2")
+    assert str(both.fields["hint"]).endswith("--run.length '4 steps' --run.patience 2")
     more = shlex.join(["trainyard", "train", str(finished), "--run.length", "4 steps"])
     assert str(error.fields["hint"]).endswith(more)
 

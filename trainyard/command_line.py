@@ -77,8 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 key=next(iter(overrides)),
             )
         options.overrides = overrides
-        _print_aliases(remarks, options)
-        _print_startup_line(options)
+        _print_first_lines(options, remarks)
         code: int = options.run_command(options)
         return _code_with_output(code, is_run=options.command in _RUNS)
     except TrainyardError as error:
@@ -113,17 +112,15 @@ def _check_working_directory() -> None:
         ) from None
 
 
-def _print_aliases(remarks: Sequence[str], options: argparse.Namespace) -> None:
-    """A line on each alias, on the first rank, unless it is to be quiet."""
-    if remarks and not getattr(options, "quiet", False) and discover_or_alone().is_first:
-        for remark in remarks:
-            print(f"trainyard: {printable(without_secrets(remark))}", file=sys.stderr)
-
-
-def _print_startup_line(options: argparse.Namespace) -> None:
-    """A line on a terminal at once, if it may take longer than 0.3 s until the command has one."""
-    is_interactive = sys.stderr.isatty() and not getattr(options, "quiet", False)
-    if is_interactive and (line := _startup_line(options)) and discover_or_alone().is_first:
+def _print_first_lines(options: argparse.Namespace, remarks: Sequence[str]) -> None:
+    """What aliases stand for; on a terminal a line at once, if it may take longer than 0.3 s until
+    the command has one.
+    """
+    if getattr(options, "quiet", False) or not discover_or_alone().is_first:
+        return
+    for remark in remarks:
+        print(f"trainyard: {printable(without_secrets(remark))}", file=sys.stderr)
+    if sys.stderr.isatty() and (line := _startup_line(options)):
         print(f"{options.parser.prog}: {line}", file=sys.stderr, flush=True)
 
 
@@ -202,17 +199,14 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
             overrides[match[1]] = match[2]
         elif queue and not queue[0].startswith("--"):
             overrides[match[1]] = queue.pop(0)
-        elif _is_switch(match[1]):
-            overrides[match[1]] = "true"
         else:
-            raise InputError("option.needs-value", "{option} needs a value", option=word)
+            from trainyard.config import all_keys
+
+            field = all_keys().get(match[1])
+            if field is None or field.annotation not in (bool, bool | None):
+                raise InputError("option.needs-value", "{option} needs a value", option=word)
+            overrides[match[1]] = "true"
     return rest, overrides
-
-
-def _is_switch(key: str) -> bool:
-    from trainyard.config import is_boolean
-
-    return is_boolean(key)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -422,12 +422,6 @@ def is_list(key: str) -> bool:
     return field is not None and get_origin(field.annotation) is tuple
 
 
-def is_boolean(key: str) -> bool:
-    """True for a key that is true or false, and perhaps none."""
-    field = all_keys().get(key)
-    return field is not None and field.annotation in (bool, bool | None)
-
-
 def _parsed(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # without a byte order mark

@@ -355,8 +355,9 @@ def is_locked(path: Path) -> bool:
 class RunDirectory:
     """The files of one run."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, is_named: bool = False) -> None:
+        """`is_named`: the user asks to go on with this run, which may then have another end."""
+        self.path, self.is_named = path, is_named
         self.recipe = path / "recipe.toml"
         self.environment = path / "environment.json"
         self.metrics = path / "metrics.jsonl"

@@ -14,7 +14,7 @@ _CUTOFF = 0.7  # of difflib's ratio; suggestions below it would be guesses
 _NUMBER = re.compile(r"\d+")
 # On keys whose values are of a GPU, or of all of them, elsewhere.
 _REMARKS = {"batch.size": " (of all ranks together)", "data.threads": " (of each rank)"}
-_BARE = {"run.resume": "auto"}  # values of aliases that are given without one
+_BARE = {"run.resume": "auto", "model.checkpoint": "timm"}  # values of aliases without one
 # Targets of other trainers' options that a command does not have, with those commands.
 _ELSEWHERE = {
     "gpus": (("train",), "; did you mean trainyard launch local RECIPE --gpus {}?"),
@@ -136,24 +136,23 @@ def with_our_names(words: Sequence[str]) -> tuple[list[str], list[str]]:
     while queue and words[0] in ("train", "launch", "sweep"):
         word = queue.pop(0)
         name, mark, value = word.partition("=")
+        meaning = foreign_names().get(name[2:].replace("-", "_"), "")
+        is_alias = name.startswith("--") and meaning.startswith(_ALIAS)
         target, form = from_other_trainer(name[2:])
-        is_alias = foreign_names().get(name[2:].replace("-", "_"), "").startswith(_ALIAS)
-        if not (is_alias and name.startswith("--")) or (mark and "{}" not in form):
+        takes = is_alias and "{}" in form
+        if takes and not mark and queue and not queue[0].startswith("--"):
+            mark, value = " ", queue.pop(0)
+        if is_alias and not mark:
+            text = _BARE.get(target, "")
+        else:  # a sweep has several values
+            text = ",".join(map(form.format, value.split(","))) if takes else ""
+        if not text:
             ours.append(word)
             continue
-        if not mark and "{}" in form and queue and not queue[0].startswith("--"):
-            mark, value = " ", queue.pop(0)
-        given = f"{name}{mark}{shlex.quote(value) if value else ''}"
+        given = f"{name}{mark}{shlex.quote(value) if mark else ''}"
         target = "runs" if target == "run" and words[0] == "sweep" else target
-        if mark:  # a sweep has several values
-            value = ",".join(form.format(one) for one in value.split(","))
-        elif "{}" in form and target not in _BARE:
-            ours.append(f"--{target}")  # whose value is missing
-            continue
-        else:
-            value = _BARE.get(target, form)
-        ours.append(f"--{target}={value}")
-        remarks.append(f"{given} is --{target} {shlex.quote(value)}{_REMARKS.get(target, '')}")
+        ours.append(f"--{target}={text}")
+        remarks.append(f"{given} is --{target} {shlex.quote(text)}{_REMARKS.get(target, '')}")
     return ours + queue, remarks
 
 

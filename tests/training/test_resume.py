@@ -84,7 +84,9 @@ def test_a_named_run_goes_on_also_to_another_end(digits: Path, tmp_path: Path) -
     (tmp_path / "moved").symlink_to(digits)
     assert run("train", run_folder, "--data", tmp_path / "moved", "--quiet") == 0
     assert load_recipe(str(RunDirectory(run_folder).recipe)).data.val == f"{tmp_path}/moved/val"
-    check(refused("train", run_folder, "--optim.lr", "1"), "run.recipe-differs", hint="")
+    for change in (("--optim.lr", "1"), ("--schedule.image_size", '["1 steps: 48"]')):
+        more = (*change, "--run.length", "6 steps")
+        check(refused("train", run_folder, *more), "run.recipe-differs", hint="")
 
 
 def test_a_second_run_is_refused_from_the_moment_that_the_first_has_its_recipe(

@@ -38,8 +38,7 @@ def recipes(options: argparse.Namespace) -> int:
     if not options.name:
         if options.params:
             raise InputError("option.params-without-recipe", "--params needs the NAME of a recipe")
-        is_listing = options.keys is not None
-        _print(_keys(options.keys) if is_listing else _recipes(options.json), options)
+        _print(_recipes(options.json) if options.keys is None else _keys(options.keys), options)
         return 0
     config = load_recipe(options.name, options.overrides)
     if options.params:

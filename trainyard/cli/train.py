@@ -103,26 +103,13 @@ def _report(folder: Path, *, is_printed: bool) -> None:
 
 
 def take_run(options: argparse.Namespace) -> None:
-    """Take a run in place of a recipe: its recipe, in its directory.
-
-    RecipeError if --run names another directory.
-    """
+    """Take a run in place of a recipe, unless --run names another: its recipe, in its directory."""
     from trainyard.config import builtin_recipes
 
     run, recipe = options.recipe, RunDirectory(Path(options.recipe)).recipe
-    if run in builtin_recipes() or not recipe.is_file():
-        return
-    if options.run and Path(options.run) != Path(run):
-        new = shlex.join((str(recipe), "--run", options.run))
-        raise RecipeError(
-            "recipe.run-beside-run",
-            "{path}: is a run, which goes on in its own directory: drop --run; a new run of its "
-            "recipe is {command}, and with {option} it starts from the last checkpoint",
-            path=run,
-            command=f"{options.parser.prog} {new}",
-            option=f"--run.resume {shlex.quote(run)}",
-        )
-    options.run, options.recipe = run, str(recipe)
+    is_own = Path(options.run or run) == Path(run)
+    if is_own and recipe.is_file() and run not in builtin_recipes():
+        options.run, options.recipe = run, str(recipe)
 
 
 def config_of(options: argparse.Namespace) -> "RunConfig":
@@ -141,12 +128,14 @@ def check_recipe(options: argparse.Namespace) -> None:
     recipe, command = options.recipe, options.parser.prog
     if recipe in builtin_recipes():
         return
-    if (Path(recipe) / "recipe.toml").is_file():
+    own = RunDirectory(Path(recipe)).recipe
+    if own.is_file():
         raise RecipeError(
             "recipe.is-run",
-            "{path}: is a run, not a recipe; did you mean {command}?",
-            path=recipe,
-            command=f"{command} {shlex.quote(str(Path(recipe) / 'recipe.toml'))}",
+            "{path}: is a run, not a recipe: trainyard train {path}, without --run, goes on with "
+            "it; {recipe} is its recipe, for a new one",
+            path=shlex.quote(recipe),
+            recipe=own,
         )
     if os.path.isdir(recipe) or is_remote(recipe):
         command = f"{command} RECIPE --data {shlex.quote(recipe)}"

@@ -119,7 +119,6 @@ def claim_directory(
     fingerprints: dict[str, str],
     world: World,
     *,
-    is_named: bool = False,
     patience_s: float = 300,
 ) -> Iterator[Callable[[], None]]:
     """Inside, the directory belongs to this run: its lock is held, and it has this run's recipe.
@@ -127,7 +126,7 @@ def claim_directory(
     Yields a check, for before each write: CheckpointError if another directory has its path by now,
     such as that of a new run. CheckpointError or DataError, on all ranks, if another process trains
     in it or it holds a run of another recipe or other data. A directory without results yet takes
-    the given recipe and data; a run that `is_named` takes another end. The lock ends with the
+    the given recipe and data; one that `is_named` takes another end. The lock ends with the
     process that holds it; the ranks of a launcher wait `patience_s` seconds for those of a lost one
     to end.
     """
@@ -147,21 +146,19 @@ def claim_directory(
             if world.is_first:
                 _check_writable(folder)
                 lock = _lock(folder, patience_s if LAUNCHER in os.environ else 0)
-                _claim(folder, config, fingerprints, is_named)
+                _claim(folder, config, fingerprints)
         yield check
     finally:
         if lock is not None:
             os.close(lock)
 
 
-def _claim(
-    folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str], is_named: bool
-) -> None:
+def _claim(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]) -> None:
     saver.check_folder(folder.checkpoints)
     saver.recover(folder.checkpoints)
     if _has_begun(folder):
-        check_same(folder, config, fingerprints, is_named=is_named)
-        if is_named:
+        check_same(folder, config, fingerprints)
+        if folder.is_named:
             write_text(folder.recipe, to_toml(config))
         return
     environment = describe_environment() | {"fingerprints": fingerprints}
@@ -246,15 +243,13 @@ def _has_begun(folder: RunDirectory) -> bool:
     return not all(line.startswith('{"kind": "event"') for line in lines)
 
 
-def check_same(
-    folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str], *, is_named: bool = False
-) -> None:
+def check_same(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]) -> None:
     """CheckpointError or DataError for a directory with a run of another recipe or other data."""
-    _check_same_recipe(folder, config, is_named)
+    _check_same_recipe(folder, config)
     _check_same_data(folder, fingerprints)
 
 
-def _check_same_recipe(folder: RunDirectory, config: RunConfig, is_named: bool) -> None:
+def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
     option = f"--run.resume {shlex.quote(str(folder.path))}"
     if not folder.recipe.exists():
         raise CheckpointError(
@@ -266,11 +261,13 @@ def _check_same_recipe(folder: RunDirectory, config: RunConfig, is_named: bool) 
         )
     changed = differences(load_recipe(str(folder.recipe)), config)
     others = [change for change in changed if not change.startswith(_OF_THE_END)]
-    if others or (changed and not is_named):
-        ends = [change.replace(": ", " -> ").split(" -> ") for change in changed]
-        more = shlex.join(word for key, _, end in ends for word in (f"--{key}", end.lower()))
-        again = f"trainyard train {shlex.quote(str(folder.path))} {more}"
-        hint = "" if others else f"; to train on from its end: {again}"
+    if others or (changed and not folder.is_named):
+        hint = ""
+        if not others:
+            ends = [change.replace(": ", " -> ").split(" -> ") for change in changed]
+            more = " ".join(f"--{key} {shlex.quote(end.lower())}" for key, _, end in ends)
+            again = f"trainyard train {shlex.quote(str(folder.path))} {more}"
+            hint = f"; to train on from its end: {again}"
         raise CheckpointError(
             "run.recipe-differs",
             "{path} holds a run of another recipe ({changes}): use the same recipe to resume it, "

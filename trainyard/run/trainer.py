@@ -61,27 +61,19 @@ def train(
 ) -> Outcome:
     """Train a recipe in a run directory, resuming an earlier run in it.
 
-    `is_named`: that run is what the user has named, and may get another end.
+    `is_named`: see RunDirectory.
 
     Every rank of the world makes the same call. Returns when the run is complete or was told to
     stop; raises a TrainyardError, on all ranks, for any problem with recipe, data or folder.
     """
     with init_distributed(world, startup_facts(config)) as watchdog:
-        directory, world = RunDirectory(Path(folder)), with_cores(world)
-        return train_joined(
-            config, directory, world, console=console, watchdog=watchdog, is_named=is_named
-        )
+        directory, world = RunDirectory(Path(folder), is_named), with_cores(world)
+        return train_joined(config, directory, world, console=console, watchdog=watchdog)
 
 
 @own_generators()
 def train_joined(
-    config: RunConfig,
-    folder: RunDirectory,
-    world: World,
-    *,
-    console: Console,
-    watchdog: Watchdog,
-    is_named: bool = False,
+    config: RunConfig, folder: RunDirectory, world: World, *, console: Console, watchdog: Watchdog
 ) -> Outcome:
     """`train` on ranks that have joined already."""
     watchdog.begin(config.run.hang_timeout)
@@ -90,7 +82,7 @@ def train_joined(
     parts = build_parts(config, folder, world, console=console, heartbeat=watchdog.heartbeat)
     config = parts.config
     with (  # only now: a recipe that cannot be built leaves no directory behind
-        claim_directory(folder, config, parts.data.fingerprints, world, is_named=is_named) as check,
+        claim_directory(folder, config, parts.data.fingerprints, world) as check,
         open_loggers(config, folder, parts.course, check, world=world, console=console) as sinks,
     ):
         watchdog.write_to(folder.stacks)
