@@ -67,7 +67,7 @@ def train(
     stop; raises a TrainyardError, on all ranks, for any problem with recipe, data or folder.
     """
     with init_distributed(world, startup_facts(config)) as watchdog:
-        directory, world = RunDirectory(Path(folder), is_named), with_cores(world)
+        directory, world = RunDirectory(Path(folder), is_named=is_named), with_cores(world)
         return train_joined(config, directory, world, console=console, watchdog=watchdog)
 
 
