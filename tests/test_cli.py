@@ -212,6 +212,19 @@ def test_no_key_is_found() -> None:
     check(refused("recipes", "--keys", "momentm"), "recipe.unknown-key", key="momentm")
 
 
+def test_a_run_is_launched_in_place_of_a_recipe(finished: Path, capsys: Capture) -> None:
+    """Kubernetes too reads the recipe from the run directory, which pods share."""
+    more = ("--run.length", "4 steps", "--dry-run")
+    own = ["train", f"{finished}/recipe.toml", "--run", str(finished), "--run.length=4 steps"]
+    for given in ((), ("--run", finished)):
+        line = shown(capsys, "launch", "local", finished, "--ranks", "2", *given, *more)
+        assert shlex.split(line)[-5:] == own
+    pods = ("--nodes", "1", "--image", "i", "--volume", f"runs:{finished.parent}")
+    text = shown(capsys, "launch", "kubernetes", finished, *pods, *more)
+    assert f'"{finished}/recipe.toml"' in text
+    assert "ConfigMap" not in text
+
+
 def test_launch_dry_run(capsys: Capture, digits: Path, tmp_path: Path) -> None:
     options = ("--ranks", "3", "--run", tmp_path / "a run", "--dry-run", "--run.length", "2 steps")
     line = shown(capsys, "launch", "local", "debug", "--data", digits, *options)
