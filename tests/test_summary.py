@@ -13,13 +13,14 @@ from rich.console import Console
 from torch import nn
 
 from tests.report.histories import write_run
-from trainyard.config import RunConfig, load_recipe
+from trainyard.config import load_recipe
 from trainyard.course import build_course
 from trainyard.data.open_datasets import Datasets
 from trainyard.monitor.console import ConsoleSink
 from trainyard.monitor.terminal import EscapingConsole
 from trainyard.report.page import page
 from trainyard.report.runs import read_runs
+from trainyard.run.build import build_run_course
 from trainyard.run.pretrained import InitialWeights
 from trainyard.run.summary import run_summary
 from trainyard.run.trainer import Trainer
@@ -45,7 +46,7 @@ def events(
         *run_summary(
             config,
             cast(Datasets, data),
-            course_of(config, train),
+            build_run_course(config, train),
             model=model,
             initial=begun,
             world=World(rank=0, size=3, num_nodes=2),
@@ -53,17 +54,6 @@ def events(
             step=step,
         )
     ]
-
-
-def course_of(config: RunConfig, samples: int) -> Any:
-    return build_course(
-        config.run.length,
-        epoch_samples=samples,
-        batch=config.batch.size,
-        image_size=config.data.image_size,
-        batch_stages=config.schedule.batch_size,
-        size_stages=config.schedule.image_size,
-    )
 
 
 def rows(**more: Any) -> dict[str, str]:

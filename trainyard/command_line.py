@@ -113,9 +113,7 @@ def _check_working_directory() -> None:
 
 
 def _print_first_lines(options: argparse.Namespace, remarks: Sequence[str]) -> None:
-    """What aliases stand for; on a terminal a line at once, if it may take longer than 0.3 s until
-    the command has one.
-    """
+    """Print the meaning of aliases; on a terminal, a line if the command's own takes over 0.3 s."""
     if getattr(options, "quiet", False) or not discover_or_alone().is_first:
         return
     for remark in remarks:

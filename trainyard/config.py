@@ -69,7 +69,7 @@ class BatchConfig(Section):
         return virtual_ranks
 
     def conflicts(self, recipe: Any) -> Iterator[RecipeError]:
-        """What virtual ranks cannot go with."""
+        """Virtual ranks exclude other keys."""
         if self.virtual_ranks is None:
             return
         average, mode, bn_samples = recipe.average, recipe.model.compile, recipe.run.bn_samples

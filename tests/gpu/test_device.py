@@ -83,7 +83,7 @@ class Parts:
             world=World(),
             ema=ema,
         )
-        self.meter = Meter(World(), device, self.state.clock)
+        self.meter = Meter(World(), device, self.state.clock, add_up=averager.add_up)
         self.device = device
 
     def batch(self, number: int) -> Batch:

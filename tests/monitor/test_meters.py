@@ -1,11 +1,14 @@
 """Means and rates over a stretch of training."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
 
 from tests.spawn import spawn
+from trainyard.averaging.allreduce import AllReduce
+from trainyard.averaging.config import AverageConfig
 from trainyard.monitor.clock import Clock
 from trainyard.monitor.meters import Meter, StepStats
 from trainyard.world import World
@@ -26,9 +29,13 @@ def stats(
     return StepStats(sums[0], sums[1], sums[2], norm, torch.tensor(float(skipped)))
 
 
+def meter_of(world: World, *args: Any) -> Meter:
+    return Meter(world, CPU, *args, add_up=AllReduce(AverageConfig(), world).add_up)
+
+
 def test_means_and_rates(now: list[float]) -> None:
     clock = Clock()
-    meter = Meter(World(), CPU, clock)
+    meter = meter_of(World(), clock)
     now[0] += 3
     meter.add(stats(20, 4, 10, grad_norm=7), capacity=60)
     with clock.phase("data"):
@@ -55,7 +62,7 @@ def test_means_and_rates(now: list[float]) -> None:
 
 def test_the_share_of_the_peak(now: list[float]) -> None:
     """At its peak the device would take 0.1 s for each of the 15 images: 1.5 s of 4."""
-    meter = Meter(World(), CPU, Clock(), lambda: 0.1)
+    meter = meter_of(World(), Clock(), lambda: 0.1)
     now[0] += 4
     meter.add(stats(20, 4, 15))
     assert meter.report()["mfu"] == pytest.approx(1.5 / 4)
@@ -67,7 +74,7 @@ def test_what_is_no_training_time(before: str, now: list[float]) -> None:
     clock = Clock()
     if before == "checkpoint":
         clock.load_state_dict({"total": 5000.0, "data": 1000.0, "eval": 2000.0})
-    meter = Meter(World(), CPU, clock)
+    meter = meter_of(World(), clock)
     for phase in ("eval", "save") if before == "phases" else ():
         with clock.phase(phase):
             now[0] += 1000
@@ -85,7 +92,7 @@ def test_what_is_no_training_time(before: str, now: list[float]) -> None:
 
 
 def test_only_bad_samples(now: list[float]) -> None:
-    meter = Meter(World(), CPU, Clock())
+    meter = meter_of(World(), Clock())
     now[0] += 1
     meter.add(stats(0, 0, 0))
     report = meter.report()
@@ -95,7 +102,7 @@ def test_only_bad_samples(now: list[float]) -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_skipped_steps_count_as_such_and_as_time(bad: float, now: list[float]) -> None:
     """Their losses are no numbers; their images were computed with."""
-    meter = Meter(World(), CPU, Clock())
+    meter = meter_of(World(), Clock())
     now[0] += 2
     meter.add(stats(20, 4, 10, grad_norm=7))
     meter.add(stats(bad, 3, 10, grad_norm=bad, skipped=True))
@@ -108,7 +115,7 @@ def test_skipped_steps_count_as_such_and_as_time(bad: float, now: list[float]) -
 
 
 def test_a_stretch_without_an_update_can_be_written_down(now: list[float]) -> None:
-    meter = Meter(World(), CPU, Clock())
+    meter = meter_of(World(), Clock())
     now[0] += 1
     meter.add(stats(float("nan"), 0, 10, grad_norm=float("nan"), skipped=True))
     keys = list(meter.report())
@@ -121,7 +128,7 @@ def test_a_stretch_without_an_update_can_be_written_down(now: list[float]) -> No
 
 
 def test_sums_are_exact_over_millions() -> None:
-    meter = Meter(World(), CPU, Clock())
+    meter = meter_of(World(), Clock())
     meter.add(stats(2**25, 2**24, 2**24))
     for _ in range(3):
         meter.add(stats(1, 1, 1))  # float32 would lose each
@@ -131,7 +138,7 @@ def test_sums_are_exact_over_millions() -> None:
 
 
 def _report(world: World) -> dict[str, float]:
-    meter = Meter(world, CPU, Clock(), lambda: 0.1)
+    meter = meter_of(world, Clock(), lambda: 0.1)
     if world.rank == 0:
         meter.add(stats(30, 1, 3), capacity=8)
     else:

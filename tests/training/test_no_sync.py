@@ -147,7 +147,7 @@ class Parts:
             ema=ema,
         )
         self.rates: Rates = build_run_schedule(config, self.course)(0)
-        self.meter = Meter(self.world, META, self.state.clock)
+        self.meter = Meter(self.world, META, self.state.clock, add_up=averager.add_up)
 
     def feed(self) -> Feed:
         """A feed without a loader."""
@@ -196,7 +196,7 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
 } | {option: ("convnext-tiny", changes) for option, changes in OPTIONS.items()}
 
 
-# Of the recipes, one of each family and optimizer.
+# One recipe of each family and optimizer.
 IN_CI = {
     "resnet50-a3",
     "vit-b32-lamb-32k",

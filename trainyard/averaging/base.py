@@ -25,7 +25,7 @@ class Replica(NamedTuple):
 
 
 class Averager(ABC):
-    """What averages over ranks: gradients, weights, or both."""
+    """Averages gradients, weights or both over ranks."""
 
     moves_model = False
     """True if `wrap` moves the model to the device itself, in pieces: it may not fit as a whole."""

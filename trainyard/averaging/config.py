@@ -87,7 +87,7 @@ class AverageConfig(Section):
         return compress
 
     def conflicts(self, recipe: Any) -> Iterator[RecipeError]:
-        """What a sharded model cannot go with."""
+        """A sharded model excludes other keys."""
         if self.name != "sharded":
             return
         mode, clip_agc = recipe.model.compile, recipe.optim.clip_agc

@@ -1,4 +1,4 @@
-"""What commands share: the run or checkpoint to take, and how torch is loaded."""
+"""Helpers of several commands: they find a run or checkpoint, and load torch."""
 
 import argparse
 import atexit

@@ -23,7 +23,7 @@ class Launcher(ABC):
     """A way to start the ranks of a run."""
 
     summary: str
-    """What it starts, in a few words, for --help."""
+    """A few words for --help."""
 
     @abstractmethod
     def add_options(self, parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def plan(self, job: Job, options: argparse.Namespace) -> str:
-        """What `run` would start, for --dry-run: commands, a script or a manifest.
+        """The commands, the script or the manifest that `run` would start, for --dry-run.
 
         InputError for options that exclude each other.
         """

@@ -1,4 +1,4 @@
-"""What Slurm says of its nodes, and of a job that has just been submitted."""
+"""Slurm's state of its nodes, and of a job that has just been submitted."""
 
 import re
 import subprocess
@@ -68,7 +68,7 @@ def state_of(job: str) -> Waiting | None:
 
 
 def _answer(command: Sequence[str]) -> str:
-    """What a command of Slurm's prints; "" if it fails or is not there."""
+    """The output of a command of Slurm's; "" if it fails or is not there."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S

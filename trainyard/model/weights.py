@@ -185,7 +185,7 @@ def without_prefix(
             )
         others = len(source.weights) - len(weights)
         done.append(f"took {prefix!r} off {len(weights)} names, left {others} others out")
-    # Those of wrappers that all names share but none of the model's has.
+    # Prefixes of wrappers: all names have them, and none of the model's.
     known = [each for each in _WRAPPERS if not any(name.startswith(each) for name in names)]
     while weights and (found := [w for w in known if all(name.startswith(w) for name in weights)]):
         weights = {name.removeprefix(found[0]): weight for name, weight in weights.items()}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trainyard.monitor.clock import Clock
 from trainyard.monitor.devices import Gauge
-from trainyard.world import World, total
+from trainyard.world import World
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,14 @@ class Meter:
         clock: Clock,
         ideal_s: Callable[[], float | None] = lambda: None,
         *,
+        add_up: Callable[[Tensor], Tensor],
         has_top1: bool = True,
-        add_up: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """`ideal_s`: seconds per image of a device at its peak; None if not known.
 
-        `has_top1`: False if the steps do not count correct samples. `add_up`: makes sums [N, K] of
-        this rank those of all, [N]; the sum over ranks if not given.
+        `has_top1`: False if the steps do not count correct samples. `add_up`: see Averager.
         """
-        self._add_up = add_up or (lambda sums_NK: total(world, sums_NK.sum(1)))
+        self._add_up = add_up
         self._has_top1 = has_top1
         self._world, self._device, self._clock = world, device, clock
         self._ideal_s, self._gauge = ideal_s, Gauge(device)

@@ -192,7 +192,7 @@ class OptimConfig(Section):
         return compile
 
     def conflicts(self, recipe: Any) -> Iterator[RecipeError]:
-        """What a schedule-free optimizer replaces: a schedule, and averages of weights."""
+        """A schedule-free optimizer excludes a schedule, and averages of weights."""
         if not self.name.startswith("schedule_free"):
             return
         schedule, averager = recipe.schedule.name, recipe.average.name

@@ -46,7 +46,7 @@ _NOT_FINITE = "the gradient was not finite for many updates running"
 _OF_LOSS = "loss."  # of conditions on files
 _AGAIN_S = 1.0
 _LOOK_S = 0.1  # for `trainyard runs`, which takes a lock for a moment to see whether it is held
-_OF_THE_END = ("run.length: ", "run.patience: ")  # changes that a run takes which is named
+_OF_THE_END = ("length", "patience")  # keys of [run] that may change in a run which is named
 _ROOM = 200  # bytes for the paths in a run directory: the first save would be too late to find out
 # Keys that only the process reads that has them: paths, threads, and what the first rank reports.
 _OF_A_HOST = frozenset(
@@ -259,14 +259,18 @@ def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
             path=folder.recipe,
             option=option,
         )
-    changed = differences(load_recipe(str(folder.recipe)), config)
-    others = [change for change in changed if not change.startswith(_OF_THE_END)]
-    if others or (changed and not folder.is_named):
+    recorded = load_recipe(str(folder.recipe))
+    changed = differences(recorded, config)
+    ends = [
+        f"--run.{key} {shlex.quote(f'{now}'.lower())}"
+        for key in _OF_THE_END
+        if (now := getattr(config.run, key)) != getattr(recorded.run, key)
+    ]
+    is_of_end = len(ends) == len(changed)
+    if changed and not (is_of_end and folder.is_named):
         hint = ""
-        if not others:
-            ends = [change.replace(": ", " -> ").split(" -> ") for change in changed]
-            more = " ".join(f"--{key} {shlex.quote(end.lower())}" for key, _, end in ends)
-            again = f"trainyard train {shlex.quote(str(folder.path))} {more}"
+        if is_of_end:
+            again = f"trainyard train {shlex.quote(str(folder.path))} {' '.join(ends)}"
             hint = f"; to train on from its end: {again}"
         raise CheckpointError(
             "run.recipe-differs",

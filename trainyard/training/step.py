@@ -140,7 +140,7 @@ class TrainStep:
         return batch.weights.sum()
 
     def _sums(self, batch: Batch, counts: Tensor, step: int, divisor: Divisor) -> Tensor:
-        """What Passes gives; leaves the gradient."""
+        """The sums of Passes, which leave the gradient."""
         scale = self.update.loss_scale
         return self.passes(batch, step, micro=self.micro, divisor=divisor, scale=scale)
 

@@ -36,7 +36,7 @@ class VirtualRanksStep(TrainStep):
         return batch.weights.view(len(self._passes), -1).sum(1)
 
     def _sums(self, batch: Batch, counts: Tensor, step: int, divisor: Divisor) -> Tensor:
-        """What Passes gives, [2, K]; leaves the gradient and the statistics of the global batch."""
+        """The sums of Passes, [2, K]. The gradient and statistics are of the global batch."""
         parts = batch.split(len(self._passes))
         sums_2K = counts.new_zeros(2, len(parts))
         for turn, number in enumerate(turns(len(parts))):
