@@ -50,7 +50,7 @@ def test_every_image_is_found(tmp_path: Path, codec: str, settings: dict[str, An
     rows = [(reader.read(n), label) for n, label in enumerate(index.label.tolist())]
     assert rows == expected
     ids = np.array([5, 0, 17, 6, 38, 36])
-    ((_, images, bad),) = reader.expect(ids)(slice(0, 6))
+    ((_, images, bad),) = reader.prefetch(ids).read(slice(0, 6))
     assert contents_of(images) == ([expected[sample][0] for sample in ids.tolist()], {})
     assert not bad
 

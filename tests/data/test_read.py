@@ -25,12 +25,12 @@ def open_tars(folder: Path) -> list[str]:
 
 
 def test_many_shards_stay_within_the_limit(tmp_path: Path, monkeypatch: Patch) -> None:
-    """A quarter of the descriptors that a process may have."""
+    """An eighth of the descriptors that a process may have."""
     monkeypatch.setattr("resource.getrlimit", lambda _: (1024, 1024))
     index, contents = random_shards(tmp_path, [2] * 300)
     reader = Reader(index)
     assert [reader.read(sample) for sample in range(len(index))] == contents
-    assert len(open_tars(tmp_path)) == 256
+    assert len(open_tars(tmp_path)) == 128
     del reader
     assert not open_tars(tmp_path)
 
@@ -40,7 +40,8 @@ def test_many_shards_stay_within_the_limit(tmp_path: Path, monkeypatch: Patch) -
 
 def contents_of(reader: Reader, ids: list[int]) -> tuple[list[bytes], dict[int, str]]:
     """What is read of announced samples, and why some cannot be read."""
-    ((_, stored, unreadable),) = reader.expect(np.array(ids, np.int64))(slice(0, len(ids)))
+    ticket = reader.prefetch(np.array(ids, np.int64))
+    ((_, stored, unreadable),) = ticket.read(slice(0, len(ids)))
     contents, unread = encoded.contents_of(stored)
     return contents, unreadable | unread
 
@@ -89,7 +90,7 @@ def test_files_that_cannot_be_read_are_named_as_one_by_one(tmp_path: Path) -> No
 
 
 def test_threads_that_read_more_files_than_stay_open(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("resource.getrlimit", lambda _: (8, 8))
+    monkeypatch.setattr("resource.getrlimit", lambda _: (16, 16))
     index, contents = random_shards(tmp_path, [5] * 12)
 
     def hammer(reader: Reader, seed: int) -> bool:
@@ -164,8 +165,12 @@ def test_what_is_expected_is_read_ahead_from_storage(tmp_path: Path) -> None:
     where = np.zeros(count, np.int64), offsets, np.full(count, length)
     images = EncodedSpans([LocalFile(str(path))], *where)
     assert not is_in_memory(images)
-    core.will_need(*images)
+    are_in_memory = np.ones(count, bool)
+    core.will_need(*images, are_in_memory)
+    assert not are_in_memory.any()
     deadline = time.monotonic() + 20  # other work may keep the disk busy
     while not is_in_memory(images):
         assert time.monotonic() < deadline, "the images were not read ahead"
         time.sleep(0.1)
+    core.will_need(*images, are_in_memory)
+    assert are_in_memory.all()

@@ -501,8 +501,7 @@ def test_copies_that_someone_harms_are_read_from_the_source(tmp_path: Path, harm
         os.truncate(staged.path_of(0), 5000)
     elif harm == "deleted":
         shutil.rmtree(staged.folder)
-    planned = reader.expect(np.arange(40))
-    ((_, images, bad),) = planned(slice(0, 40))
+    ((_, images, bad),) = reader.prefetch(np.arange(40)).read(slice(0, 40))
     assert [images.content(position) for position in range(40)] == expected
     assert not bad
     assert [reader.read(sample) for sample in range(40)] == expected
@@ -531,7 +530,7 @@ def test_merged_data_sets(tmp_path: Path, digits: Path, monkeypatch: Patch) -> N
     staged = stage(index, tmp_path / "node")
     assert len(staged) == 1
     reader = Reader(index, staged)
-    ((_, images, bad),) = reader.expect(np.arange(len(index)))(slice(0, len(index)))
+    ((_, images, bad),) = reader.prefetch(np.arange(len(index))).read(slice(0, len(index)))
     plain = Reader(index)
     assert [images.content(row) for row in range(len(index))] == [
         plain.read(row) for row in range(len(index))

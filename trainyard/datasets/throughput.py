@@ -64,7 +64,7 @@ def reading_rate(task: MeasuredLoad) -> float:
         def read() -> int:
             ids = task.plan.batch(next(steps))
             num_read = 0
-            for _, stored, unreadable in reader.expect(ids)(slice(0, len(ids))):
+            for _, stored, unreadable in reader.prefetch(ids).read(slice(0, len(ids))):
                 contents, unread = contents_of(stored)
                 num_read += len(contents) - len(unreadable | unread)
             return num_read

@@ -100,7 +100,11 @@ def read_files(
     """Reads whole files, each by one call."""
 
 def will_need(
-    sources: Sequence[Buffer | File], which: Buffer, offsets: Buffer, lengths: Buffer
+    sources: Sequence[Buffer | File],
+    which: Buffer,
+    offsets: Buffer,
+    lengths: Buffer,
+    out_in_memory: Buffer,  # bool[n]: whether its middle can be read without waiting for storage
 ) -> None:
     """Asks the system to read those images ahead that lie in files and not in memory yet."""
 

@@ -96,11 +96,12 @@ static bool is_in_memory(int file, int64_t at) {
 #endif
 }
 
-void will_need(int file, int64_t size, int64_t begin) {
+bool will_need(int file, int64_t size, int64_t begin) {
     /* For what is in memory the request takes six times as long as this question. */
     if (size <= 0 || is_in_memory(file, begin + size / 2))
-        return;
+        return true;
 #ifdef POSIX_FADV_WILLNEED /* not on macOS; where it fails, nothing is lost */
     (void)posix_fadvise(file, begin, size, POSIX_FADV_WILLNEED);
 #endif
+    return false;
 }

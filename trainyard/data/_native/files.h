@@ -23,7 +23,7 @@ void read_files(const FilesToRead *files);
 /* `size` bytes of an open file from `begin`; 0, or an errno, or -1 if it ends before. */
 int read_span(int file, uint8_t *to, int64_t size, int64_t begin);
 
-/* Ask the system to begin reading a span of an open file. */
-void will_need(int file, int64_t size, int64_t begin);
+/* Ask the system to begin reading a span of an open file; true if its middle is in memory. */
+bool will_need(int file, int64_t size, int64_t begin);
 
 #endif

@@ -63,12 +63,14 @@ class SliceFiller:
         """Prepares samples: the work that costs little more for many samples than for few."""
         config = self._config
         columns = samples_of(len(ids), ids=ids, epochs=epochs, labels=self._index.label[ids])
-        read, crops = self._reader.expect(ids), config.crop.draw(ids, epochs)
+        ticket, crops = self._reader.prefetch(ids), config.crop.draw(ids, epochs)
         seek = self._seek and self._seek.of(ids)
 
         def fill(first: int, slot: HostBatch, part: slice) -> list[BadSample]:
             bad: list[BadSample] = []
-            for rows, encoded, unreadable in read(slice(first + part.start, first + part.stop)):
+            for rows, encoded, unreadable in ticket.read(
+                slice(first + part.start, first + part.stop)
+            ):
                 samples = columns.map(itemgetter(rows))
                 reasons = fill_samples(
                     encoded,
@@ -88,7 +90,7 @@ class SliceFiller:
 
     def has_planned_enough(self) -> bool:
         """True if planning further ahead gains nothing."""
-        return self._reader.expects_enough()
+        return self._reader.is_far_enough_ahead()
 
     def _bad(self, sample: int, reason: str) -> BadSample:
         path, offset, _ = self._index.locate(sample)

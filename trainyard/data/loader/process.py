@@ -100,17 +100,21 @@ def _open_more_files() -> None:
 
 
 def _batches(config: LoaderSpec, fill: SliceFiller) -> Iterator[BatchTask]:
-    """The batches in order; requests images of many more batches ahead if they are remote."""
+    """The batches in order; images of many more batches are read ahead from slow storage."""
     ahead: deque[BatchTask] = deque()
     samples = 0
-    for batches in _planned(config, fill):
-        ahead += batches
-        samples += sum(batch.count for batch in batches)
-        # Images in local copies are not requested, so the number of samples is a limit as well.
-        while ahead and (fill.has_planned_enough() or samples > _MOST_AHEAD):
-            batch = ahead.popleft()
-            samples -= batch.count
-            yield batch
+    try:
+        for batches in _planned(config, fill):
+            ahead += batches
+            samples += sum(batch.count for batch in batches)
+            # Images in the page cache are not read ahead: the number of samples is a limit as well.
+            while ahead and (fill.has_planned_enough() or samples > _MOST_AHEAD):
+                batch = ahead.popleft()
+                samples -= batch.count
+                yield batch
+    except Exception:  # an error comes after the batches before it
+        yield from ahead
+        raise
     yield from ahead
 
 

@@ -3,10 +3,10 @@
 import os
 import resource
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
-from itertools import islice, pairwise
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from trainyard.data._native import core, is_built
 from trainyard.data.index.table import Index
+from trainyard.data.reading.ahead import Group, Images, ReadAhead, Unreadable
 from trainyard.data.reading.staging import StagedShards
 from trainyard.data.sampler.plan import Ids
 from trainyard.data.storage.encoded import EncodedSpans, ImageFile, in_memory
@@ -23,14 +24,86 @@ if TYPE_CHECKING:
     from trainyard.data.storage.remote.prefetch import Prefetcher, RemoteFiles
 
 
-_MAX_OPEN = 4096  # local files held open, or a quarter of the descriptors that a process may have
+_MAX_OPEN = 4096  # local files held open, or an eighth of the descriptors that a process may have
 _PIECE = 16 << 20  # bytes of encoded images that a thread holds at once, or one image
+_Memory = Callable[[int], NDArray[np.uint8]]
+_new_memory: _Memory = partial(np.empty, dtype=np.uint8)  # type: ignore[assignment]
+IN_FILE, REQUESTED, UNREAD = -1, -2, -3  # ways to a sample; a group's number is another
 
-Unreadable = dict[int, str]
-"""Reasons why samples cannot be read, by their positions among the requested ones."""
-Expected = Callable[[slice], Iterator[tuple[slice, EncodedSpans, Unreadable]]]
-"""Reads a slice of announced samples, from any thread, in pieces whose images fit into memory; they
-are valid until the next piece. Unreadable images are empty. DataError if no file can be read."""
+
+class Ticket:
+    """Announced samples: any thread reads any part of them, each sample once."""
+
+    def __init__(self, reader: "Reader", ids: Ids) -> None:
+        """Requests the samples from servers, or has threads read them from slow storage."""
+        self._reader, self._ids = reader, ids
+        self._spans, self._way = reader.announce(ids)
+        self._groups = dict[int, Group]()  # those with images that were not used yet
+        self._lock = threading.Lock()
+        left = np.flatnonzero(self._way == UNREAD)
+        for number, rows in enumerate(reader.ahead.groups_of(left)):
+            self._way[rows] = number
+            read, size = partial(reader.read_all, ids[rows]), int(self._spans.lengths[rows].sum())
+            self._groups[number] = reader.ahead.announce(read, rows, size)
+        reader.ahead.start()
+
+    def read(self, part: slice) -> Iterator[tuple[slice, EncodedSpans, Unreadable]]:
+        """The images in pieces that fit into memory, each valid until the next one.
+
+        Unreadable images are empty. DataError if no image of a file can be read.
+        """
+        borders = [part.start, part.stop]
+        if (self._way[part] != IN_FILE).any():
+            piece = np.cumsum(self._spans.lengths[part]) // _PIECE
+            borders[1:1] = (part.start + 1 + np.flatnonzero(np.diff(piece))).tolist()
+        for rows in map(slice, borders, borders[1:]):
+            yield rows, *self._reader.unpacked(self._ids[rows], self._stored(rows))
+            self._release(self._way[rows])
+
+    def _stored(self, part: slice) -> Images:
+        ids, way, images = self._ids[part], self._way[part], Images(self._spans.part(part), {})
+        for number in np.unique(way[way != IN_FILE]).tolist():
+            rows = np.flatnonzero(way == number)
+            if number == REQUESTED:
+                read = self._reader.fetched(ids[rows])
+            elif number == UNREAD:
+                read = self._reader.read_now(ids[rows])
+            else:
+                read = self._groups[number].images(rows + part.start)
+            images = read if len(rows) == len(way) else images.replaced(rows, read)
+        return images
+
+    def _release(self, way: NDArray[np.int32]) -> None:
+        """Frees the groups whose images are all used."""
+        with self._lock:
+            for number, count in zip(*np.unique(way[way >= 0], return_counts=True), strict=True):
+                self._groups[number].num_unused -= count
+                if not self._groups[number].num_unused:
+                    del self._groups[number]
+        self._reader.ahead.start()
+
+
+class _OpenFiles:
+    """Local files that stay open; the least recently used close when nobody reads them."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._files = most, OrderedDict[str, LocalFile]()
+        self._lock = threading.Lock()
+
+    def if_open(self, path: str) -> LocalFile | None:
+        with self._lock:
+            if path in self._files:
+                self._files.move_to_end(path)
+            return self._files.get(path)
+
+    def opened(self, path: str) -> LocalFile:
+        """OSError if the file cannot be opened."""
+        file = self.if_open(path) or LocalFile(path)
+        with self._lock:
+            self._files[path] = file
+            if len(self._files) > self._most:
+                self._files.popitem(last=False)
+        return file
 
 
 class Reader:
@@ -40,9 +113,9 @@ class Reader:
         self._index = index
         self._staged = staged or None  # None too if there is no shard to copy
         self._shared = len(index.file_names) < len(index)  # several samples to a file
-        # A file that leaves the cache closes when nobody reads it any more.
-        self._local = lru_cache(_max_open())(LocalFile)
-        self._is_plain = is_built() and not staged and _is_local(index)
+        most_open = _max_open()
+        self._local = _OpenFiles(most_open)
+        self.ahead = ReadAhead(most_open)
         self._remote: RemoteFiles | None = None
         self._prefetcher: Prefetcher | None = None
         if not _is_local(index):
@@ -60,13 +133,11 @@ class Reader:
             return _whole(name)
         return self.part_of_file(int(self._index.file[sample]), offset, size)
 
-    def unpacked(
-        self, ids: Ids, images: EncodedSpans, unreadable: Unreadable
-    ) -> tuple[EncodedSpans, Unreadable]:
+    def unpacked(self, ids: Ids, stored: Images) -> Images:
         """The images, with those in Snappy data unpacked into memory of their own."""
-        index = self._index
+        index, (images, unreadable) = self._index, stored
         if index.snappy_length is None:
-            return images, unreadable
+            return stored
         left = np.flatnonzero(index.snappy_length[ids])
         if is_built():
             images, left = self._natively_unpacked(ids, images, left)
@@ -82,7 +153,7 @@ class Reader:
                 bad[position] = str(error)
             which[position], offsets[position], lengths[position] = len(sources), 0, len(content)
             sources.append(content)
-        return EncodedSpans(sources, which, offsets, lengths), bad
+        return Images(EncodedSpans(sources, which, offsets, lengths), bad)
 
     def _natively_unpacked(
         self, ids: Ids, images: EncodedSpans, places: NDArray[np.intp]
@@ -103,72 +174,70 @@ class Reader:
         offsets[done] = (ends - sizes)[is_done]
         return EncodedSpans([*sources, memory], which, offsets, lengths), places[~is_done]
 
-    def expect(self, ids: Ids) -> Expected:
-        """Announces samples: requests remote ones, and asks the system to read local ones ahead."""
-        parts = self._local_parts(ids)
-        if parts is not None:
-            core.will_need(*parts[0])
-        elif self._prefetcher is not None:
-            index, remote = self._index, ids[self._to_be_fetched(ids)]
-            places = index.file[remote], index.offset[remote], index.size[remote]
-            self._prefetcher.expect(remote, *places)
-        return partial(self._pieces, ids, parts)
+    def prefetch(self, ids: Ids) -> Ticket:
+        """Announces samples."""
+        return Ticket(self, ids)
 
-    def expects_enough(self) -> bool:
-        """True if announcing more samples gains nothing."""
-        return self._prefetcher is None or self._prefetcher.is_full()
+    def announce(self, ids: Ids) -> tuple[EncodedSpans, NDArray[np.int32]]:
+        """Requests samples from servers. Returns spans of open files, and the way to each sample.
 
-    def _pieces(
-        self, ids: Ids, parts: tuple[EncodedSpans, Unreadable] | None, part: slice
-    ) -> Iterator[tuple[slice, EncodedSpans, Unreadable]]:
-        """See Expected. `parts`: spans of open files, which decoding reads."""
-        if parts is not None:
-            inside = range(part.start, part.stop)
-            bad = {n - part.start: why for n, why in parts[1].items() if n in inside}
-            yield part, *self.unpacked(ids[part], parts[0].part(part), bad)
-            return
-        piece = np.cumsum(self.sizes(ids[part])) // _PIECE
-        borders = part.start + np.flatnonzero(np.diff(piece)) + 1
-        for start, stop in pairwise([part.start, *borders.tolist(), part.stop]):
-            yield slice(start, stop), *self._stored(ids[start:stop])
-
-    def _stored(self, ids: Ids) -> tuple[EncodedSpans, Unreadable]:
-        """The encoded images of announced samples, maybe in memory that this thread reuses."""
+        The way is IN_FILE only for what can be read without waiting for storage.
+        """
+        index = self._index
+        files, of_file = np.unique(index.file[ids], return_inverse=True)
+        of_file = of_file.astype(np.int64, copy=False)
+        spans = EncodedSpans([b""] * len(files), of_file, index.offset[ids], self.sizes(ids))
+        way = np.full(len(ids), UNREAD, np.int32)
         if self._prefetcher is not None:
-            return self.unpacked(ids, *self._fetched(ids, self._prefetcher))
-        if self._is_plain and not self._are_parts(ids):
-            return self._whole_files(ids)
-        contents, unreadable = self._one_by_one(ids)
-        return self.unpacked(ids, in_memory(contents), unreadable)
+            remote = [is_remote(self._path(file)) for file in files.tolist()]
+            way[np.array(remote, bool)[of_file]] = REQUESTED
+            asked = ids[way == REQUESTED]
+            where = index.file[asked], index.offset[asked], self.sizes(asked)
+            self._prefetcher.expect(asked, *where)
+        if is_built() and self._are_parts(ids):
+            opened = [self._if_open(file) for file in files.tolist()]
+            spans = spans._replace(sources=[file or b"" for file in opened])
+            rows = np.flatnonzero(np.array([file is not None for file in opened], bool)[of_file])
+            is_ready = np.zeros(len(rows), bool)
+            core.will_need(*spans.part(rows), is_ready)
+            way[rows[is_ready]] = IN_FILE
+        return spans, way
 
-    def _fetched(self, ids: Ids, prefetcher: "Prefetcher") -> tuple[EncodedSpans, Unreadable]:
-        """Samples that have been requested; those in copies are read one by one."""
-        fetched = prefetcher.take(ids)
-        left = np.array([position for position, part in enumerate(fetched) if part is None], int)
-        contents, unreadable = self._one_by_one(ids[left])
-        rest = iter(contents)
-        sources = [next(rest) if part is None else part.content for part in fetched]
+    def is_far_enough_ahead(self) -> bool:
+        """True if announcing more samples gains nothing."""
+        has_requested = self._prefetcher is None or self._prefetcher.is_full()
+        return has_requested and self.ahead.is_far_enough()
+
+    def read_now(self, ids: Ids) -> Images:
+        """Local samples, in memory of this thread that its next call uses again."""
+        return self.ahead.timed(partial(self.read_all, ids, self._room), len(ids))
+
+    def read_all(self, ids: Ids, memory: _Memory = _new_memory) -> Images:
+        """Local samples, whether their files are open or not."""
+        if is_built() and self._remote is None and not self._are_parts(ids):
+            return self._whole_files(ids, memory)
+        return self._one_by_one(ids)
+
+    def fetched(self, ids: Ids) -> Images:
+        """Samples that have been requested; those that did not come are read one by one."""
+        assert self._prefetcher is not None
+        fetched = self._prefetcher.take(ids)
+        content = [b"" if part is None else part.content for part in fetched]
         offsets = np.array([0 if part is None else part.offset for part in fetched], np.int64)
-        lengths = self.sizes(ids)
-        bad = {int(left[position]): why for position, why in unreadable.items()}
-        lengths[list(bad)] = 0
-        return EncodedSpans(sources, np.arange(len(ids)), offsets, lengths), bad
+        images = Images(EncodedSpans(content, np.arange(len(ids)), offsets, self.sizes(ids)), {})
+        left = np.array([position for position, part in enumerate(fetched) if part is None], int)
+        return images.replaced(left, self._one_by_one(ids[left]))
 
     def sizes(self, ids: Ids) -> NDArray[np.int64]:
         """Sizes of the encoded images in bytes."""
         sizes: NDArray[np.int64] = self._index.size[ids]
         return sizes
 
-    def _to_be_fetched(self, ids: Ids) -> NDArray[np.bool_]:
-        """Mask of the samples that lie on a server and not in a copy on this node."""
-        files, which = np.unique(self._index.file[ids], return_inverse=True)
-        return np.array([is_remote(self._path(file)) for file in files.tolist()], bool)[which]
-
     def _are_parts(self, ids: Ids) -> bool:
         """True if the samples are parts of files, False if they are whole files."""
         return self._shared or bool(self._index.offset[ids].any())
 
-    def _one_by_one(self, ids: Ids) -> tuple[list[bytes], Unreadable]:
+    def _one_by_one(self, ids: Ids) -> Images:
         contents, unreadable = [], {}
         for position, sample in enumerate(ids.tolist()):
             try:
@@ -176,43 +245,17 @@ class Reader:
             except OSError as error:
                 contents.append(b"")
                 unreadable[position] = str(error)
-        return contents, unreadable
+        return Images(in_memory(contents), unreadable)
 
-    def _local_parts(self, ids: Ids) -> tuple[EncodedSpans, Unreadable] | None:
-        """Spans of open files, if the samples are parts of local files or of complete copies."""
-        if self._is_plain:
-            if not self._are_parts(ids):
-                return None
-            return self._spans(ids, lambda file: self.open_local(self._path(file)))
-        staged = self._staged
-        if staged is None or not is_built() or not staged.has_all(self._index.file[ids]):
-            return None
-        spans, unreadable = self._spans(ids, partial(_Copied, self, staged))
-        return None if unreadable else (spans, {})  # a copy was deleted by hand
+    def _if_open(self, file: int) -> ImageFile | None:
+        """A local file or copy, if it is open already."""
+        opened, staged = self._local.if_open(self._path(file)), self._staged
+        if opened is not None and staged is not None and staged.has(file):
+            return _Copied(opened, partial(self.part_of_file, file))
+        return opened
 
-    def open_local(self, path: str) -> LocalFile:
-        """A file of this machine, which may be open already. OSError if it cannot be opened."""
-        return self._local(path)
-
-    def _spans(
-        self, ids: Ids, file_of: Callable[[int], ImageFile]
-    ) -> tuple[EncodedSpans, Unreadable]:
-        files, which = np.unique(self._index.file[ids], return_inverse=True)
-        offsets, lengths = self._index.offset[ids], self.sizes(ids)
-        sources, unreadable = list[bytes | ImageFile](), dict[int, str]()
-        for number, file in enumerate(files.tolist()):
-            try:
-                sources.append(file_of(file))
-            except OSError as error:
-                sources.append(b"")
-                gone = np.flatnonzero(which == number)
-                offsets[gone] = lengths[gone] = 0
-                unreadable |= dict.fromkeys(gone.tolist(), str(error))
-        which = which.astype(np.int64, copy=False)
-        return EncodedSpans(sources, which, offsets, lengths), unreadable
-
-    def _whole_files(self, ids: Ids) -> tuple[EncodedSpans, Unreadable]:
-        """Files of one sample each, read in one call, end to end into this thread's memory.
+    def _whole_files(self, ids: Ids, memory: _Memory) -> Images:
+        """Files of one sample each, read in one call, end to end.
 
         A file whose size has changed since it was indexed is read as it is now.
         """
@@ -221,9 +264,9 @@ class Reader:
         name_ends = names.ends[files]
         name_begins = np.where(files > 0, names.ends[files - 1], 0)
         ends = np.cumsum(lengths)
-        offsets, memory = ends - lengths, self._room(int(ends[-1]) if len(ids) else 0)
+        offsets, content = ends - lengths, memory(int(ends[-1]))
         errors, root = np.zeros(len(ids), np.int32), os.fsencode(index.root)
-        core.read_files(root, names.text, name_begins, name_ends, offsets, lengths, memory, errors)
+        core.read_files(root, names.text, name_begins, name_ends, offsets, lengths, content, errors)
         which, others, unreadable = np.zeros(len(ids), np.int64), list[bytes](), dict[int, str]()
         for position in np.flatnonzero(errors).tolist():
             try:
@@ -232,7 +275,7 @@ class Reader:
                 others.append(b"")
                 unreadable[position] = str(error)
             which[position], offsets[position], lengths[position] = len(others), 0, len(others[-1])
-        return EncodedSpans([memory, *others], which, offsets, lengths), unreadable
+        return Images(EncodedSpans([content, *others], which, offsets, lengths), unreadable)
 
     def _room(self, size: int) -> NDArray[np.uint8]:
         """This thread's buffer, of at least `size` bytes."""
@@ -268,14 +311,14 @@ class Reader:
         if self._staged is not None and self._staged.has(file):
             try:
                 return self._part(self._path(file), offset, size)
-            except OSError:  # the copy was deleted by hand, or the disk is bad
+            except OSError:  # the copy was deleted or cut short by hand, or the disk is bad
                 self._staged.forget(file)
         return self._part(self._path(file), offset, size)
 
     def _part(self, name: str, offset: int, size: int) -> bytes:
         if self._remote is not None and is_remote(name):
             return self._remote.read(name, offset, size)
-        return self._local(name).read(offset, size)
+        return self._local.opened(name).read(offset, size)
 
     def _stamp_of(self, name: str) -> Stamp | None:
         """The file's stamp when it was indexed; None if the index has none."""
@@ -283,26 +326,18 @@ class Reader:
 
 
 class _Copied:
-    """The open copy of a file. What it lacks is read from the file itself."""
+    """The open copy of a file. What it lacks is read by `instead`."""
 
-    def __init__(self, reader: Reader, staged: StagedShards, file: int) -> None:
-        self._reader, self._staged, self._file = reader, staged, file
-        self._copy = reader.open_local(staged.path_of(file))
+    def __init__(self, copy: LocalFile, instead: Callable[[int, int], bytes]) -> None:
+        self._copy, self.read = copy, instead
 
     def fileno(self) -> int:
         return self._copy.fileno()
 
-    def read(self, offset: int, size: int) -> bytes:
-        try:
-            return self._copy.read(offset, size)
-        except OSError:  # a bad disk, or cut short by hand
-            self._staged.forget(self._file)
-        return self._reader.part_of_file(self._file, offset, size)
-
 
 def _max_open() -> int:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return _MAX_OPEN if limit == resource.RLIM_INFINITY else min(_MAX_OPEN, limit // 4)
+    return _MAX_OPEN if limit == resource.RLIM_INFINITY else min(_MAX_OPEN, max(1, limit // 8))
 
 
 def _whole(name: str) -> bytes:
@@ -330,13 +365,15 @@ def read_ahead(reader: Reader, ids: Ids) -> Iterator[bytes | OSError]:
     Remote ones are requested many at a time, as in training.
     """
     chunks = iter([ids[start : start + _CHUNK] for start in range(0, len(ids), _CHUNK)])
-    ahead: deque[tuple[int, Expected]] = deque()
+    ahead: deque[tuple[int, Ticket]] = deque()
     while True:
-        ahead += ((len(some), reader.expect(some)) for some in islice(chunks, _AHEAD - len(ahead)))
+        ahead += (
+            (len(some), reader.prefetch(some)) for some in islice(chunks, _AHEAD - len(ahead))
+        )
         if not ahead:
             return
-        count, read = ahead.popleft()
-        for piece, images, unreadable in read(slice(0, count)):
+        count, ticket = ahead.popleft()
+        for piece, images, unreadable in ticket.read(slice(0, count)):
             yield from (_content(images, unreadable, n) for n in range(piece.stop - piece.start))
 
 

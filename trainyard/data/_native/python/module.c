@@ -38,17 +38,20 @@ static PyObject *read_files_(PyObject *module, PyObject *args) {
 
 static PyObject *will_need_(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject *stored[4];
-    if (!PyArg_ParseTuple(args, "OOOO", &stored[0], &stored[1], &stored[2], &stored[3]))
+    PyObject *stored[4], *answers;
+    if (!PyArg_ParseTuple(args, "OOOOO", &stored[0], &stored[1], &stored[2], &stored[3], &answers))
         return NULL;
     Views views = {0};
     Images images;
-    bool is_ready = views_add_images(&views, &images, stored);
+    uint8_t *out = NULL;
+    bool is_ready = views_add_images(&views, &images, stored) &&
+                    (out = views_add(&views, answers, "out", images.count, true));
     if (is_ready) {
         Py_BEGIN_ALLOW_THREADS;
-        for (int64_t i = 0; i < images.count; i++)
-            if (!images.all[i].bytes)
-                will_need(images.all[i].file, images.all[i].length, images.all[i].begin);
+        for (int64_t i = 0; i < images.count; i++) {
+            const Image *image = &images.all[i];
+            out[i] = image->bytes || will_need(image->file, image->length, image->begin);
+        }
         Py_END_ALLOW_THREADS;
     }
     views_release(&views);
