@@ -26,10 +26,9 @@ from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import ShuffledPlan
-from trainyard.data.storage.open import open_source
+from trainyard.data.storage.open import open_source, remote_file
 from trainyard.data.storage.remote import client
 from trainyard.data.storage.remote.client import IN_FLIGHT
-from trainyard.data.storage.remote.prefetch import RemoteFiles
 from trainyard.data.storage.source import Source
 from trainyard.errors import DataError
 
@@ -203,10 +202,9 @@ def test_a_burst_of_requests_begins_with_few(faulty: FaultyServer, file: Source)
     client.run(client._end_all())
     client.client_of.cache_clear()
     (faulty.folder / "small").write_bytes(bytes(4096))
-    files = RemoteFiles(lambda _: None)
 
     async def burst() -> None:
-        await asyncio.gather(*(files.fetch(f"{faulty.url}/small", 0, 9) for _ in range(100)))
+        await asyncio.gather(*(remote_file(f"{faulty.url}/small").fetch(0, 9) for _ in range(100)))
 
     faulty.delay_s = 0.2
     with ThreadPoolExecutor(1) as pool:
@@ -288,6 +286,15 @@ def test_a_loader_has_many_requests_in_flight_and_no_more(
     faulty.delay_s, faulty.most_at_once = 0.05, 0
     assert len(batches(index, stop=4)) == 4
     assert 20 <= faulty.most_at_once <= IN_FLIGHT
+
+
+def test_a_shard_costs_no_request_of_its_own(faulty: FaultyServer, digits_there: Index) -> None:
+    """Its size and stamp are in the index, and each answer is compared with them."""
+    reader = Reader(digits_there)
+    for sample in (0, 500, 1000, 1400):
+        reader.read(sample)
+    assert len({asked.path for asked in faulty.requests}) == 4
+    assert len(faulty.requests) == 4
 
 
 @pytest.mark.parametrize(

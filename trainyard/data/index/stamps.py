@@ -18,7 +18,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from itertools import repeat
 from stat import S_ISDIR, S_ISREG
 
 import numpy as np
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 from trainyard.data.formats.left_out import HEIF_KINDS
 from trainyard.data.formats.scan import IMAGE_FORMATS
 from trainyard.data.index.table import Index, StringColumn
+from trainyard.data.storage.ahead import look_at
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Stamp, is_remote, reason_of
@@ -37,8 +37,8 @@ Stamps = dict[str, Stamp | None]
 IMAGES = "./*"
 """The key of the images' stamp: no file or folder is called so."""
 _PARTS = 64
-_CHUNK = 2048  # images that a thread looks at in a row
-_THREADS, _REMOTE_THREADS = 16, 32  # each look may wait for a file server
+_PART = 2048  # images of a part, at least
+_REMOTE_THREADS = 256  # each look waits for a server
 _SPOTS, _SPOT = 4, 16384  # of a shard: number, and bytes of each
 _SMALL = 1 << 20  # bytes of a shard that is digested as a whole
 _OF_SPOTS = "spots "  # begins the digest of spots
@@ -49,10 +49,12 @@ def stamps(root: str, names: tuple[str, ...], shards: frozenset[str] = frozenset
 
     `shards`: the names of files too large to be digested as a whole.
     """
-    remote, base = is_remote(root), os.path.join(root, "")
-    stamp = _remote_stamp if remote else partial(_local_stamp, shards=shards)
-    with ThreadPoolExecutor(_REMOTE_THREADS if remote else _THREADS) as pool:
-        return dict(zip(names, pool.map(stamp, repeat(base), names), strict=True))
+    base = os.path.join(root, "")
+    if not is_remote(root):
+        found = look_at(partial(_local_stamp, base, shards=shards), names)
+        return dict(zip(names, found, strict=True))
+    with ThreadPoolExecutor(_REMOTE_THREADS) as pool:
+        return dict(zip(names, pool.map(partial(_remote_stamp, base), names), strict=True))
 
 
 def of_content(stamp: Stamp) -> Stamp:
@@ -89,7 +91,7 @@ def images_stamp(root: str, names: StringColumn, sizes: NDArray[np.int64]) -> St
 
     It has a digest for each of several parts, which take every n-th file.
     """
-    parts = max(1, min(_PARTS, len(names) // _CHUNK))
+    parts = max(1, min(_PARTS, len(names) // _PART))
     return [_digest(root, names, slice(part, None, parts), sizes) for part in range(parts)]
 
 
@@ -99,15 +101,8 @@ def _digest(
     rows = np.arange(len(names))[part]
     ends, begins = names.ends[rows], np.where(rows, names.ends[rows - 1], 0)
     text, prefix = names.text.data, os.fsencode(os.path.join(root, ""))
-
-    def looks(first: int) -> list[tuple[int, int]]:
-        some = slice(first, first + _CHUNK)
-        spans = zip(begins[some].tolist(), ends[some].tolist(), strict=True)
-        return [_look(prefix + text[begin:end]) for begin, end in spans]
-
-    with ThreadPoolExecutor(_THREADS) as pool:
-        chunks = [*pool.map(looks, range(0, len(ends), _CHUNK))]
-    found = np.array([look for chunk in chunks for look in chunk], np.int64)
+    spans = [*zip(begins.tolist(), ends.tolist(), strict=True)]
+    found = np.array(look_at(lambda span: _look(prefix + text[slice(*span)]), spans), np.int64)
     if sizes is not None:
         found[:, 1] = sizes[part]
     return hashlib.sha256(found.tobytes()).hexdigest()
@@ -126,11 +121,11 @@ def _has_changed(root: str, saved: Stamps) -> bool:
     """True if a file or folder of a saved index has another stamp."""
     if is_remote(root):
         return stamps(root, tuple(saved)) != saved
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return not all(pool.map(_is_same, repeat(os.path.join(root, "")), saved, saved.values()))
+    return not all(look_at(partial(_is_same, os.path.join(root, "")), [*saved.items()]))
 
 
-def _is_same(prefix: str, name: str, saved: Stamp | None) -> bool:
+def _is_same(prefix: str, named: tuple[str, Stamp | None]) -> bool:
+    name, saved = named
     if saved is None or name == ".":
         return _local_stamp(prefix, name) == saved
     try:

@@ -5,7 +5,7 @@ import resource
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -18,13 +18,16 @@ from trainyard.data.reading.ahead import Group, Images, ReadAhead, Unreadable
 from trainyard.data.reading.staging import StagedShards
 from trainyard.data.sampler.plan import Ids
 from trainyard.data.storage.encoded import EncodedSpans, ImageFile, in_memory
-from trainyard.data.storage.source import READ_ONLY, LocalFile, Stamp, is_remote
+from trainyard.data.storage.open import remote_file
+from trainyard.data.storage.source import READ_ONLY, LocalFile, is_remote
 
 if TYPE_CHECKING:
-    from trainyard.data.storage.remote.prefetch import Prefetcher, RemoteFiles
+    from trainyard.data.storage.remote.prefetch import Prefetcher
+    from trainyard.data.storage.remote.remote_file import RemoteFile
 
 
 _MAX_OPEN = 4096  # local files held open, or an eighth of the descriptors that a process may have
+_MAX_REMOTE = 1024  # remote files whose state is kept
 _PIECE = 16 << 20  # bytes of encoded images that a thread holds at once, or one image
 _Memory = Callable[[int], NDArray[np.uint8]]
 _new_memory: _Memory = partial(np.empty, dtype=np.uint8)  # type: ignore[assignment]
@@ -116,10 +119,8 @@ class Reader:
         most_open = _max_open()
         self._local = _OpenFiles(most_open)
         self.ahead = ReadAhead(most_open)
-        self._remote: RemoteFiles | None = None
-        self._prefetcher: Prefetcher | None = None
-        if not _is_local(index):
-            self._remote, self._prefetcher = self._from_servers()
+        self._remote = lru_cache(_MAX_REMOTE)(self._remote_file)
+        self._prefetcher = None if _is_local(index) else self._requests()
         self._memory = threading.local()
 
     def read(self, sample: int) -> bytes:
@@ -214,7 +215,7 @@ class Reader:
 
     def read_all(self, ids: Ids, memory: _Memory = _new_memory) -> Images:
         """Local samples, whether their files are open or not."""
-        if is_built() and self._remote is None and not self._are_parts(ids):
+        if is_built() and self._prefetcher is None and not self._are_parts(ids):
             return self._whole_files(ids, memory)
         return self._one_by_one(ids)
 
@@ -293,18 +294,18 @@ class Reader:
     def _source_of(self, file: int) -> str:
         return os.path.join(self._index.root, self._index.file_names[file])
 
-    def _from_servers(self) -> "tuple[RemoteFiles, Prefetcher]":
-        from trainyard.data.storage.remote.prefetch import (
-            Prefetcher,
-            RemoteFiles,  # loads aiohttp
-        )
+    def _requests(self) -> "Prefetcher":
+        from trainyard.data.storage.remote.prefetch import Prefetcher  # loads aiohttp
 
-        return RemoteFiles(self._stamp_of), Prefetcher(self.fetch_part)
+        return Prefetcher(self.fetch_part)
+
+    def _remote_file(self, url: str) -> "RemoteFile":
+        name = url.removeprefix(os.path.join(self._index.root, ""))
+        return remote_file(url).indexed(self._index.stamps.get(name))
 
     async def fetch_part(self, file: int, offset: int, size: int) -> bytes:
         """Bytes of a remote file of the index, in the event loop. Errors as in `read`."""
-        assert self._remote is not None
-        return await self._remote.fetch(self._source_of(file), offset, size)
+        return await self._remote(self._source_of(file)).fetch(offset, size)
 
     def part_of_file(self, file: int, offset: int, size: int) -> bytes:
         """Bytes of a file of the index, or of its copy. Errors as in `read`."""
@@ -316,13 +317,9 @@ class Reader:
         return self._part(self._path(file), offset, size)
 
     def _part(self, name: str, offset: int, size: int) -> bytes:
-        if self._remote is not None and is_remote(name):
-            return self._remote.read(name, offset, size)
+        if is_remote(name):
+            return self._remote(name).read(offset, size)
         return self._local.opened(name).read(offset, size)
-
-    def _stamp_of(self, name: str) -> Stamp | None:
-        """The file's stamp when it was indexed; None if the index has none."""
-        return self._index.stamps.get(name.removeprefix(os.path.join(self._index.root, "")))
 
 
 class _Copied:

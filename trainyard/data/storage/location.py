@@ -12,6 +12,7 @@ from itertools import product
 from math import prod
 from pathlib import Path
 
+from trainyard.data.storage.ahead import look_at
 from trainyard.data.storage.credentials import PIPE, check_url, keep, public_name, without_secrets
 from trainyard.data.storage.hub import files_like, is_on_hub
 from trainyard.data.storage.source import is_remote
@@ -184,7 +185,9 @@ def _list_files(location: str) -> list[str]:
         raise DataError("data.empty-location")
     if not names:
         raise DataError("data.no-match", location=location)
-    missing = [name for name in names if not is_remote(name) and not os.path.isfile(name)]
+    here = [name for name in names if not is_remote(name)]
+    are_files = look_at(os.path.isfile, here)
+    missing = [name for name, is_file in zip(here, are_files, strict=True) if not is_file]
     if missing:
         more = f" ({len(missing)} of {len(names)} are missing)" if len(names) > 1 else ""
         raise DataError("data.not-found", path=missing[0], hint=more)

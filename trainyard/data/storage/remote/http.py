@@ -60,6 +60,7 @@ class HttpFile(RemoteFile):
 
     async def stream(self, offset: int, size: int) -> AsyncIterator[bytes]:
         async with self._resource.get(f"bytes={offset}-{offset + size - 1}") as response:
+            self._has_ranges = response.status != 200
             self._check(response, offset, size)
             skip = offset if response.status == 200 else 0
             async with within(skip + size):
@@ -73,7 +74,7 @@ class HttpFile(RemoteFile):
             raise Transient("the transfer was interrupted")
 
     def _check(self, response: aiohttp.ClientResponse, offset: int, size: int) -> None:
-        """DataError unless an answer holds these bytes of the file that was opened."""
+        """DataError unless an answer holds these bytes of this file."""
         found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         span = (str(offset), str(offset + size - 1))
         if response.status == 200 and self.size > _MAX_WITHOUT_RANGES:
@@ -86,7 +87,7 @@ class HttpFile(RemoteFile):
         if response.status == 206 and (found is None or (found[1], found[2]) != span):
             raise DataError("storage.wrong-range", url=self.name)
         if [validator(response), total_size(response)] != self.stamp:
-            raise DataError("storage.changed-while-read", url=self.name)
+            raise self.changed()
 
 
 MAX_BYTES = 100 << 20  # larger than any photograph

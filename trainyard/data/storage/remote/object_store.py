@@ -29,23 +29,21 @@ class ObjectFile(RemoteFile):
         self.name = name
         self._scheme, _, self._path = name.partition("://")
         self.server = self._scheme + self._path.partition("/")[0]
-        self._details: dict[str, Any] = {}
 
     async def look(self) -> None:
         try:
-            self._details = await self._system()._info(self._path, refresh=True)
+            details = await self._system()._info(self._path, refresh=True)
         except Exception as error:
-            raise _failure(self.name, error) from None
-        tag = self._details.get("ETag") or self._details.get("etag") or ""
-        self.size = int(self._details["size"])
-        self.stamp = [str(tag), self.size]
+            raise self._failure(error) from None
+        self.size = int(details["size"])
+        self.stamp = [str(details["ETag" if self._scheme == "s3" else "generation"]), self.size]
 
     async def stream(self, offset: int, size: int) -> AsyncIterator[bytes]:
         receive = self._from_s3 if self._scheme == "s3" else self._from_google
         try:
             content = await receive(offset, offset + size)
         except Exception as error:
-            raise _failure(self.name, error) from None
+            raise self._failure(error) from None
         if len(content) != size:
             raise Transient("the transfer was interrupted")
         yield content
@@ -54,7 +52,7 @@ class ObjectFile(RemoteFile):
         """The part of the object that was opened: another one fails the condition."""
         system = self._system()
         bucket, key, version = system.split_path(self._path)
-        about = {"VersionId": version} if version else {"IfMatch": self._details["ETag"]}
+        about = {"VersionId": version} if version else {"IfMatch": self._tag()}
         span = f"bytes={start}-{stop - 1}"
         answer = await system._call_s3("get_object", Bucket=bucket, Key=key, Range=span, **about)
         if answer["ContentRange"].partition("/")[0] != span.replace("=", " "):
@@ -65,29 +63,32 @@ class ObjectFile(RemoteFile):
 
     async def _from_google(self, start: int, stop: int) -> bytes:
         content: bytes = await self._system()._cat_file(
-            self._path, start, stop, generation=self._details["generation"]
+            self._path, start, stop, generation=self._tag()
         )
         return content
+
+    def _tag(self) -> str:
+        """What the store calls this version of the object."""
+        return str(self.stamp[0])
 
     def _system(self) -> Any:
         return _file_system(asyncio.get_running_loop(), self._scheme)
 
-
-def _failure(name: str, error: Exception) -> Exception:
-    """Sorts an error of the stores' libraries: retry, no such file, or permanent."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    kind = type(error).__name__
-    if isinstance(error, DataError):
+    def _failure(self, error: Exception) -> Exception:
+        """Sorts an error of the stores' libraries: retry, no such file, or permanent."""
+        text = " ".join(str(error).split()) or type(error).__name__
+        kind = type(error).__name__
+        if isinstance(error, DataError):
+            return error
+        if isinstance(error, (FileNotFoundError, PermissionError)):
+            return type(error)(f"{self.name}: {text}")
+        if "PreconditionFailed" in text or "pre-conditions" in text:
+            return self.changed()
+        if kind in _NO_CREDENTIALS or getattr(error, "errno", None) in _PERMANENT:
+            return DataError("storage.failed", url=self.name, reason=text)
+        if isinstance(error, OSError) or type(error).__module__.split(".")[0] in _LIBRARIES:
+            return Transient(text)
         return error
-    if isinstance(error, (FileNotFoundError, PermissionError)):
-        return type(error)(f"{name}: {text}")
-    if "PreconditionFailed" in text or "pre-conditions" in text:
-        return DataError("storage.changed-while-read", url=name)
-    if kind in _NO_CREDENTIALS or getattr(error, "errno", None) in _PERMANENT:
-        return DataError("storage.failed", url=name, reason=text)
-    if isinstance(error, OSError) or type(error).__module__.split(".")[0] in _LIBRARIES:
-        return Transient(text)
-    return error
 
 
 @cache

@@ -20,12 +20,13 @@ _MIN_WINDOW, _MAX_WINDOW = 8 << 10, 256 << 10  # bytes; grows while reads are co
 
 
 class RemoteFile(ABC):
-    """A `Source` on a server; `open` comes first."""
+    """A `Source` on a server, once it is open or known from an index."""
 
     name: str
     server: str
-    size: int
+    size = -1  # not known yet
     stamp: Stamp
+    _is_indexed = False
     _window = (0, b"")  # start, and the bytes read ahead
 
     @abstractmethod
@@ -49,8 +50,22 @@ class RemoteFile(ABC):
             except Transient as failure:
                 await asyncio.sleep(patience.pause_after(failure))
 
+    def indexed(self, stamp: Stamp | None) -> Self:
+        """The same file. Its stamp in an index, if there is one, spares the request of `open`."""
+        if stamp is not None:
+            self.stamp, self.size, self._is_indexed = stamp, int(stamp[1]), True
+        return self
+
+    def changed(self) -> DataError:
+        """The error of an answer with another stamp."""
+        if self._is_indexed:
+            return DataError("data.changed-since-indexed", path=self.name)
+        return DataError("storage.changed-while-read", url=self.name)
+
     async def fetch(self, offset: int, size: int) -> bytes:
         """Like `read`, in the event loop, and without reading ahead."""
+        if self.size < 0:
+            await self.open()
         if offset < 0 or size < 0 or offset + size > self.size:
             raise OSError(f"{self.name} {CUT_SHORT}")
         patience = RetryState(self.name, self.server)
