@@ -8,6 +8,7 @@ from PIL import Image
 
 from tests.images import encode
 from trainyard.data._native import core
+from trainyard.data.storage.source import LocalFile
 
 PATHS: tuple[str, ...] = core.paths if core is not None else ()
 Pixels = NDArray[np.uint8]
@@ -20,9 +21,12 @@ def decode(
     path: str,
     *,
     flip: bool = False,
+    source: LocalFile | None = None,
     **options: Any,
 ) -> tuple[Pixels, int]:
     """A box of an image at a size (height, width) by one path, and its status.
+
+    `source`: a file that begins with the content, to read it from.
 
     What lies before and behind the pixels in memory is not written to.
     """
@@ -35,7 +39,7 @@ def decode(
         np.zeros(1, np.int64),
     )
     core.Decoder(path).decode(
-        *([content], zero, zero, np.array([len(content)]), np.array([box], np.float64)),
+        *([source or content], zero, zero, np.array([len(content)]), np.array([box], np.float64)),
         *(np.array([flip]), out, status),
         **(options | {"height": height, "width": width}),
     )

@@ -3,6 +3,7 @@
 import io
 import struct
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.data.native.decoder import PATHS, Pixels, decode, jpeg
 from tests.fuzz.seeds import damaged
 from trainyard.data._native import core
 from trainyard.data.decode.packed_record import jpeg_head, pixels_of, record_of_pixels
+from trainyard.data.storage.source import LocalFile
 
 pytestmark = pytest.mark.skipif(core is None, reason="the extension is not built")
 SAMPLINGS = {"4:4:4": 0, "4:2:2": 1, "4:2:0": 2}
@@ -224,6 +226,27 @@ def test_crops_of_pixels(kind: str, path: str) -> None:
         assert np.abs(found.astype(int) - np.asarray(expected)).max() <= 1
 
 
+def in_file(path: Path, content: bytes) -> LocalFile:
+    path.write_bytes(content + b"another image")
+    return LocalFile(str(path))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_a_record_in_a_file_the_rows_of_the_crop_are_read(kind: str, tmp_path: Path) -> None:
+    """Rows that no crop of the upper part needs are overwritten: nobody sees it."""
+    content = KINDS[kind]
+    record = packed(content)
+    width, height = Image.open(io.BytesIO(content)).size
+    for box in [*boxes(height, width, 6), (0, 0, width, max(1, height // 3))]:
+        expected = decoded(record, box, (19, 23), PATHS[0])
+        source = in_file(tmp_path / "whole", record)
+        assert np.array_equal(decoded(record, box, (19, 23), PATHS[0], source=source), expected)
+    if height > 48 and "EXIF" not in kind:
+        lower = len(record) // 8
+        source = in_file(tmp_path / "overwritten", record[:-lower] + b"\xff" * lower)
+        assert np.array_equal(decoded(record, box, (19, 23), PATHS[0], source=source), expected)
+
+
 def test_sizes_of_records() -> None:
     contents = [
         packed(KINDS["4:2:0 q75 41 x 70"]),
@@ -254,7 +277,7 @@ def test_a_record_that_is_cut_short_is_an_error(path: str, kind: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", ["4:2:0 q75 65 x 33", "4:4:4 q100 41 x 70", "grey q98"])
-def test_hostile_records_do_no_harm(path: str, kind: str) -> None:
+def test_hostile_records_do_no_harm(path: str, kind: str, tmp_path: Path) -> None:
     """The extension neither crashes nor says OK without a picture; sanitizers look closer."""
     record = packed(KINDS[kind])
     rng = np.random.default_rng(1)
@@ -264,8 +287,12 @@ def test_hostile_records_do_no_harm(path: str, kind: str) -> None:
         changed = bytearray(record)
         at = int(rng.integers(8, (64, table + 200, len(record))[number % 3]))
         changed[at : at + 4] = rng.bytes(min(4, len(record) - at))
-        _, status = decode(bytes(changed), (3, 2, 30, 29), (11, 7), path)
-        seen.add(status)
+        box = (3, 2, 30, 29)
+        pixels, status = decode(bytes(changed), box, (11, 7), path)
+        source = in_file(tmp_path / "record", bytes(changed))
+        read, status_of_file = decode(bytes(changed), box, (11, 7), path, source=source)
+        assert status_of_file != core.OK or np.array_equal(read, pixels)
+        seen |= {status, status_of_file}
         core.Decoder(path).unpack(bytes(changed))
     assert {core.OK, core.DAMAGED} <= seen
 

@@ -30,7 +30,7 @@ static Status open_coefficients(Packed *packed) {
     if (packed->num_rows != (uint32_t)(jpeg->mcus_down * packed_rows_of_mcus(jpeg)))
         return DAMAGED;
     packed->offsets = round_up(PACKED_HEADER + outside, 4);
-    packed->rows = packed->offsets + 4 * ((size_t)packed->num_rows + 1);
+    packed->rows = packed->begin = packed->offsets + 4 * ((size_t)packed->num_rows + 1);
     if (packed->rows > packed->size - PACKED_MARGIN)
         return DAMAGED;
     size_t least = 0; /* bytes of the rows if all coefficients were zero */
@@ -57,7 +57,8 @@ Status packed_open(Packed *packed, const uint8_t *bytes, size_t size) {
     packed->head_size = load_le32(bytes + 20);
     packed->tail_size = load_le32(bytes + 24);
     packed->num_rows = load_le32(bytes + 28);
-    packed->offsets = packed->rows = PACKED_HEADER;
+    packed->offsets = packed->rows = packed->begin = PACKED_HEADER;
+    packed->end = size - PACKED_MARGIN;
     switch (packed->kind) {
     case PACKED_COEFFICIENTS:
         return open_coefficients(packed);
@@ -68,6 +69,21 @@ Status packed_open(Packed *packed, const uint8_t *bytes, size_t size) {
     default:
         return DAMAGED;
     }
+}
+
+size_t packed_before_rows(const uint8_t *bytes, size_t size) {
+    if (!packed_is_record(bytes, size) || bytes[10] != PACKED_COEFFICIENTS)
+        return 0;
+    size_t outside = (size_t)load_le32(bytes + 20) + load_le32(bytes + 24);
+    return round_up(PACKED_HEADER + outside, 4) + 4 * ((size_t)load_le32(bytes + 28) + 1);
+}
+
+Status packed_span(const Packed *packed, int top, int bottom, size_t *begin, size_t *end) {
+    const uint8_t *offsets = packed->bytes + packed->offsets;
+    size_t rows = (size_t)packed_rows_of_mcus(&packed->jpeg);
+    *begin = load_le32(offsets + 4 * rows * (size_t)top);
+    *end = load_le32(offsets + 4 * rows * (size_t)bottom);
+    return packed->begin <= *begin && *begin <= *end && *end <= packed->end ? OK : DAMAGED;
 }
 
 Status packed_size(const uint8_t *bytes, size_t size, int *width, int *height) {
@@ -94,7 +110,7 @@ Status packed_row(PackedRow *row, const Packed *packed, int component, int numbe
         packed->bytes + packed->offsets + 4 * row_number(&packed->jpeg, component, number);
     size_t begin = load_le32(entry), end = load_le32(entry + 4);
     size_t across = (size_t)packed->jpeg.components[component].blocks_across;
-    if (begin < packed->rows || end > packed->size - PACKED_MARGIN || begin > end ||
+    if (begin < packed->begin || end > packed->end || begin > end ||
         end - begin < PACKED_BLOCK * across)
         return DAMAGED;
     row->masks = packed->bytes + begin;

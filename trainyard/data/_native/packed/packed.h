@@ -54,12 +54,19 @@ typedef struct {
     size_t size;
     size_t head_size, tail_size;
     size_t offsets, rows; /* where these begin */
+    size_t begin, end;    /* of the rows that are in memory */
     uint32_t num_rows;
     JpegHeader jpeg; /* of pixels: that of their planes, as components at full resolution */
 } Packed;
 
 /* Read the header of a record and check all that it says but the rows. */
 Status packed_open(Packed *packed, const uint8_t *bytes, size_t size);
+
+/* Bytes before the rows of a record of coefficients, of which the header is there; 0 for others. */
+size_t packed_before_rows(const uint8_t *bytes, size_t size);
+
+/* The bytes [begin, end) of rows of MCUs; OK if they lie in the record. */
+Status packed_span(const Packed *packed, int top, int bottom, size_t *begin, size_t *end);
 
 typedef struct {
     const uint8_t *masks, *first, *values;

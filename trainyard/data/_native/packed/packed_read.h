@@ -2,6 +2,7 @@
 #ifndef TRAINYARD_PACKED_READ_H
 #define TRAINYARD_PACKED_READ_H
 
+#include "files.h"
 #include "packed/packed.h"
 #include "resize/resize.h"
 #include "resize/taking.h"
@@ -94,6 +95,22 @@ static Status coefficients_planes(Plane planes[3], int used, Scratch *scratch, c
     return status;
 }
 
+/* Reads the rows that the first `used` components need, if they were left in the file. */
+static Status read_rows(Packed *packed, int used, const Stored *stored, const Taking *taking) {
+    if (stored->has_rows)
+        return OK;
+    Blocks mcus = mcus_needed(&packed->jpeg, used, taking);
+    size_t begin, end;
+    Status status = packed_span(packed, mcus.top, mcus.bottom, &begin, &end);
+    if (status != OK)
+        return status;
+    packed->begin = begin;
+    packed->end = end;
+    int error = read_span(stored->file, stored->bytes + begin, (int64_t)(end - begin),
+                          stored->begin + (int64_t)begin);
+    return error ? UNREADABLE : OK;
+}
+
 static void pixels_planes(Plane planes[3], const Packed *packed) {
     size_t size = (size_t)packed->width * (size_t)packed->height;
     for (int c = 0; c < packed->jpeg.num_components; c++) {
@@ -119,6 +136,10 @@ static Status decode_packed(Scratch *scratch, const Stored *stored, Crop *crop,
     Plane planes[3];
     int used = components_needed(&packed.jpeg, target);
     Colours colours = used == 1 ? GREY : packed.kind == PACKED_RGB ? RGB : YCBCR;
+    if (packed.kind == PACKED_COEFFICIENTS)
+        status = read_rows(&packed, used, stored, &taking);
+    if (status != OK)
+        return status;
     if (packed.kind == PACKED_COEFFICIENTS)
         status = coefficients_planes(planes, used, scratch, &packed, &taking);
     else

@@ -24,6 +24,12 @@ static Status size_of(const uint8_t *bytes, size_t length, int64_t size[2]) {
     return status;
 }
 
+static Status read_image(const Image *image, Buffer *buffer, size_t from, size_t to) {
+    uint8_t *bytes = buffer->data;
+    int64_t begin = image->begin + (int64_t)from;
+    return read_span(image->file, bytes + from, (int64_t)(to - from), begin) ? UNREADABLE : OK;
+}
+
 Status image_bytes(const Image *image, Buffer *buffer, const uint8_t **bytes) {
     *bytes = image->bytes;
     if (image->bytes)
@@ -31,7 +37,26 @@ Status image_bytes(const Image *image, Buffer *buffer, const uint8_t **bytes) {
     if (!buffer_reserve(buffer, (size_t)image->length + 1))
         return NO_MEMORY;
     *bytes = buffer->data;
-    return read_span(image->file, buffer->data, image->length, image->begin) ? UNREADABLE : OK;
+    return read_image(image, buffer, 0, (size_t)image->length);
+}
+
+#define HEAD 4096 /* bytes of an image that are read first */
+
+/* An image, without the rows of a packed record that lies in a file. */
+static Status open_image(Stored *stored, const Image *image, Buffer *buffer) {
+    size_t size = (size_t)image->length, head = size < HEAD ? size : HEAD;
+    *stored = (Stored){(uint8_t *)image->bytes, size, {0}, true, image->file, image->begin};
+    if (image->bytes)
+        return OK;
+    if (!buffer_reserve(buffer, size + 1))
+        return NO_MEMORY;
+    stored->bytes = buffer->data;
+    Status status = read_image(image, buffer, 0, head);
+    if (status != OK)
+        return status;
+    size_t before = packed_before_rows(stored->bytes, head);
+    stored->has_rows = !before || before > head;
+    return stored->has_rows ? read_image(image, buffer, head, size) : OK;
 }
 
 void batch_sizes(const Images *images, Scratch *scratch, int64_t *sizes, uint8_t *status) {
@@ -71,12 +96,13 @@ void batch_decode(const Path *path, Scratch *scratch, const Images *images, cons
         if (status[i] != OK)
             continue;
         double *box = crops->boxes + 4 * i;
-        Stored stored = {NULL, (size_t)images->all[i].length, seek_of(seek, i, &scratch->seek)};
+        Stored stored;
         Crop crop = {{box[0], box[1], box[2], box[3]}, crops->flips[i] != 0, crops->beyond,
                      crops->filter, &crops->rule, i};
         Target own = *target;
         own.pixels += (size_t)i * pixels;
-        Status found = image_bytes(&images->all[i], &scratch->file, &stored.bytes);
+        Status found = open_image(&stored, &images->all[i], &scratch->file);
+        stored.seek = seek_of(seek, i, &scratch->seek);
         if (found == OK)
             found = decode_one(path, scratch, &stored, &crop, &own);
         memcpy(box, crop.box, sizeof crop.box);

@@ -7,20 +7,6 @@
 #include "jpeg/scan.h"
 #include "resize/taking.h"
 
-/* MCUs [first, last) x [top, bottom) that hold all blocks needed of the first `used` components. */
-static Blocks mcus_needed(const JpegHeader *header, int used, const Taking *taking) {
-    Blocks mcus = {header->mcus_across, header->mcus_down, 0, 0};
-    for (int c = 0; c < used; c++) {
-        const JpegComponent *component = &header->components[c];
-        Blocks blocks = blocks_needed(taking, c);
-        mcus.left = min_int(mcus.left, blocks.left / component->h);
-        mcus.top = min_int(mcus.top, blocks.top / component->v);
-        mcus.right = max_int(mcus.right, ceil_div(blocks.right, component->h));
-        mcus.bottom = max_int(mcus.bottom, ceil_div(blocks.bottom, component->v));
-    }
-    return mcus;
-}
-
 /* A row of blocks of a component: coefficients to samples. */
 static void put_row(const int16_t *blocks, int count, const int16_t *quant, uint8_t *to,
                     size_t stride) {

@@ -72,6 +72,20 @@ static Blocks blocks_needed(const Taking *taking, int component) {
     return (Blocks){x->first / 8, y->first / 8, ceil_div(x->last, 8), ceil_div(y->last, 8)};
 }
 
+/* MCUs [first, last) x [top, bottom) that hold all blocks needed of the first `used` components. */
+static Blocks mcus_needed(const JpegHeader *header, int used, const Taking *taking) {
+    Blocks mcus = {header->mcus_across, header->mcus_down, 0, 0};
+    for (int c = 0; c < used; c++) {
+        const JpegComponent *component = &header->components[c];
+        Blocks blocks = blocks_needed(taking, c);
+        mcus.left = min_int(mcus.left, blocks.left / component->h);
+        mcus.top = min_int(mcus.top, blocks.top / component->v);
+        mcus.right = max_int(mcus.right, ceil_div(blocks.right, component->h));
+        mcus.bottom = max_int(mcus.bottom, ceil_div(blocks.bottom, component->v));
+    }
+    return mcus;
+}
+
 /* Room for the samples of some blocks. */
 static Status plane_reserve(Plane *plane, Buffer *buffer, Blocks blocks) {
     int columns = (blocks.right - blocks.left) * 8, rows = (blocks.bottom - blocks.top) * 8;

@@ -10,11 +10,17 @@
 #include "scratch.h"
 #include "jpeg/seek.h"
 
-/* An image as it is stored: a JPEG file, or a packed record. */
+/* An image as it is stored: a JPEG file, or a packed record.
+ *
+ * The rows of a record may be left in its file, which begins at a byte of an open one: `bytes` has
+ * room for them. */
 typedef struct {
-    const uint8_t *bytes;
+    uint8_t *bytes;
     size_t size;
     SeekTable seek;
+    bool has_rows;
+    int file;
+    int64_t begin;
 } Stored;
 
 typedef struct {
