@@ -5,16 +5,35 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.command_line import SHORT, Capture, shown
+from tests.command_line import SHORT, Capture, run, shown
 from tests.docs.pages import options_of_training
 from tests.errors import check, refused
-from trainyard.command_line import main, split_overrides
+from trainyard import command_line
+from trainyard.command_line import COMMANDS, main, split_overrides
 from trainyard.config import all_keys, builtin_recipes, load_recipe
 from trainyard.hints import foreign_names, with_our_names
+
+
+def test_a_command_is_a_module_and_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules of other commands are not loaded for it."""
+    loaded: list[str] = []
+
+    def noted(name: str) -> object:
+        loaded.append(name)
+        return import_module(name)
+
+    toy = SimpleNamespace(add=lambda parser: parser.set_defaults(run_command=lambda options: 75))
+    monkeypatch.setitem(sys.modules, "trainyard.cli.toy", toy)
+    monkeypatch.setitem(COMMANDS, "toy", "play")
+    monkeypatch.setattr(command_line, "import_module", noted)
+    assert run("toy") == 75
+    assert loaded == ["trainyard.cli.toy"]
 
 
 def test_overrides_are_taken_out_of_the_words() -> None:

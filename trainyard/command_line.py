@@ -12,24 +12,10 @@ import shlex
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainyard.cli import (
-    bench,
-    data,
-    doctor,
-    estimate,
-    evaluate,
-    export,
-    launch,
-    predict,
-    recipes,
-    report,
-    runs,
-    sweep,
-    train,
-)
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.distributed import discover_or_alone
 from trainyard.errors import InputError, NotSaved, Plain, Stopped, TrainyardError
@@ -39,6 +25,22 @@ from trainyard.installation import VERSION, remark_on_other_distribution
 from trainyard.printable import printable
 from trainyard.streams import lost_output
 
+COMMANDS = {
+    "train": "train a recipe, or go on with a run",
+    "launch": "train a recipe on several replicas",
+    "sweep": "train a recipe with several values of its keys, and compare",
+    "evaluate": "accuracy of a run or checkpoint on validation data",
+    "predict": "the classes that a run or checkpoint gives to images",
+    "export": "a run or checkpoint for timm, ONNX or torch.export",
+    "report": "a run, or several, as one HTML file",
+    "runs": "a table of the runs below a folder",
+    "estimate": "hours, memory and cost of a run before it starts",
+    "doctor": "are machines, network, disks and data fit to train",
+    "bench": "images per second of this machine, and what bounds them",
+    "recipes": "list the recipes, or print one",
+    "data": "prepare, index and look at data sets",
+}
+"""What each command is for; its module in cli/ has its name."""
 _PATH_ERRORS = (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 _LIMITS = {
@@ -65,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"trainyard: {remark}", file=sys.stderr)
         given, remarks = with_our_names(given)
         words, overrides = split_overrides(given)
-        options, unknown = _parser().parse_known_args(words)
+        options, unknown = _parser(words).parse_known_args(words)
         _check_working_directory()
         if unknown:
             raise _unknown_argument(unknown[0], given, options)
@@ -258,7 +260,7 @@ class _Parser(argparse.ArgumentParser):
         if "train" in self.commands:
             from trainyard.config import builtin_recipes
 
-            names = [*(f"train {recipe}" for recipe in builtin_recipes()), *names]
+            names = [*(f"train {recipe}" for recipe in builtin_recipes()), *_parser().paths()]
         dotted = {name.replace(" ", "."): name for name in names}
         hint = as_question([repr(dotted[name]) for name in closest(value, dotted)])
         hint = hint or f"; choose from {', '.join(choices)}"
@@ -293,7 +295,8 @@ def _unknown_argument(word: str, given: Sequence[str], options: argparse.Namespa
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: Sequence[str] | None = None) -> _Parser:
+    """The parser of all commands, or with the options of those alone that `words` name."""
     parser = _Parser(
         prog="trainyard",
         description="Train image classifiers, on one machine or a thousand, from one recipe.",
@@ -307,22 +310,10 @@ def _parser() -> argparse.ArgumentParser:
         help="print the version and exit",
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module, help_text in (
-        ("train", train, "train a recipe, or go on with a run"),
-        ("launch", launch, "train a recipe on several replicas"),
-        ("sweep", sweep, "train a recipe with several values of its keys, and compare"),
-        ("evaluate", evaluate, "accuracy of a run or checkpoint on validation data"),
-        ("predict", predict, "the classes that a run or checkpoint gives to images"),
-        ("export", export, "a run or checkpoint for timm, ONNX or torch.export"),
-        ("report", report, "a run, or several, as one HTML file"),
-        ("runs", runs, "a table of the runs below a folder"),
-        ("estimate", estimate, "hours, memory and cost of a run before it starts"),
-        ("doctor", doctor, "are machines, network, disks and data fit to train"),
-        ("bench", bench, "images per second of this machine, and what bounds them"),
-        ("recipes", recipes, "list the recipes, or print one"),
-        ("data", data, "prepare, index and look at data sets"),
-    ):
-        module.add(subparsers.add_parser(name, help=help_text))
+    for name, purpose in COMMANDS.items():
+        command = subparsers.add_parser(name, help=purpose)
+        if words is None or name in words:
+            import_module(f"trainyard.cli.{name}").add(command)
     return parser
 
 

@@ -75,7 +75,7 @@ def check_command(command: str) -> None:
 def check_mention(command: str) -> None:
     """Fails an assertion unless the command and all its options exist."""
     words = [word for word in command.split()[1:] if word != "…"]
-    parser = _parser()
+    parser: argparse.ArgumentParser = _parser()
     while words and (choices := subparsers(parser)):
         assert words[0] in choices, f"{words[0]} is no command of {parser.prog}"
         parser = choices[words.pop(0)]
