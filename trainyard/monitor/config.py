@@ -1,6 +1,7 @@
 """Recipe section for trackers, the profiler and bottleneck reports."""
 
 import re
+from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -8,14 +9,18 @@ from trainyard.section import Section
 
 
 class WatchConfig(Section):
-    """Reports of a run. No key of this section changes the training."""
+    """Reports of a run. No key of this section changes the training.
 
-    wandb: bool = False
+    A tracker is a switch with the class of monitor/trackers/KEY.py that it stands for. KEY is also
+    the name of the package that the class needs, and of Trainyard's extra.
+    """
+
+    wandb: Annotated[bool, "WandbTracker"] = False
     """Report to Weights & Biases. A restart continues the same run there. `WANDB_MODE=offline`
     keeps the run on this machine."""
-    tensorboard: bool = False
+    tensorboard: Annotated[bool, "TensorboardTracker"] = False
     """Write TensorBoard's event files into the run directory."""
-    mlflow: bool = False
+    mlflow: Annotated[bool, "MlflowTracker"] = False
     """Report to MLflow, at the server that `MLFLOW_TRACKING_URI` names. A restart continues the
     same run there."""
     project: str = "trainyard"
@@ -26,6 +31,16 @@ class WatchConfig(Section):
     """Steps that torch's profiler records on the first rank: "64:72" for the 8 steps after 64."""
     bounds_minutes: float = Field(10.0, ge=0)
     """Minutes between log lines that say whether data bounds the run. 0 for none."""
+
+    def trackers(self) -> dict[str, str]:
+        """The classes of the trackers that are on, by their keys."""
+        fields = type(self).model_fields.items()
+        return {
+            key: kind
+            for key, field in fields
+            for kind in field.metadata
+            if isinstance(kind, str) and getattr(self, key)
+        }
 
     @field_validator("artifacts")
     @classmethod

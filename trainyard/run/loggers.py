@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 
 from rich.console import Console
@@ -16,10 +17,7 @@ from trainyard.monitor.config import WatchConfig
 from trainyard.monitor.console import ConsoleSink
 from trainyard.monitor.outcome import Outcome
 from trainyard.monitor.reports import JsonLinesSink, Report, Sink
-from trainyard.monitor.trackers.mlflow import MlflowTracker
-from trainyard.monitor.trackers.tensorboard import TensorboardTracker
 from trainyard.monitor.trackers.tracker import Guarded, Tracker
-from trainyard.monitor.trackers.wandb import WandbTracker
 from trainyard.world import World, together
 
 _BEGINNING: Report = {"step": 0, "epoch": 0.0, "samples": 0, "time": 0.0}
@@ -63,7 +61,7 @@ class Loggers:
 
 def check_trackers(watch: WatchConfig, world: World) -> None:
     """RecipeError if a requested tracker is not installed on the first rank."""
-    for name in _asked(watch) if world.is_first else ():
+    for name in watch.trackers() if world.is_first else ():
         if find_spec(name) is None:
             raise RecipeError(
                 "tracker.not-installed",
@@ -108,8 +106,10 @@ def _opened(
     say = early.append
     with ExitStack() as stack:
         trackers = []
-        for name in _asked(config.watch):
-            tracker = Guarded(name, partial(_TRACKERS[name], config, folder), lambda m: say(m))
+        for name, kind in config.watch.trackers().items():
+            module = import_module(f"trainyard.monitor.trackers.{name}")
+            opened = partial(getattr(module, kind), folder, config.model_dump(mode="json"))
+            tracker = Guarded(name, opened, lambda m: say(m))
             trackers.append(tracker)
             stack.callback(tracker.close)
         # Last: from here on live lines are redrawn, and no other output may interfere.
@@ -120,28 +120,3 @@ def _opened(
     for message in early:
         loggers.warn(message)
     return loggers
-
-
-def _open_at_server(
-    tracker: type[WandbTracker] | type[MlflowTracker], config: RunConfig, folder: RunDirectory
-) -> Tracker:
-    recipe, watch = config.model_dump(mode="json"), config.watch
-    return tracker(
-        folder,
-        recipe,
-        project=watch.project,
-        artifacts=watch.artifacts,
-        best_by=config.run.best_by,
-    )
-
-
-# By recipe key, which is also the name of the package and of Trainyard's extra.
-_TRACKERS: dict[str, Callable[[RunConfig, RunDirectory], Tracker]] = {
-    "wandb": partial(_open_at_server, WandbTracker),
-    "tensorboard": lambda _, folder: TensorboardTracker(folder.path / "tensorboard"),
-    "mlflow": partial(_open_at_server, MlflowTracker),
-}
-
-
-def _asked(watch: WatchConfig) -> list[str]:
-    return [name for name in _TRACKERS if getattr(watch, name)]

@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.command_line import SHORT, Capture, run
 from tests.errors import check, refused
 from tests.monitor.trackers.test_read_back import environment
+from trainyard.config import load_recipe
 from trainyard.files import RunDirectory
 from trainyard.monitor.history import read_history
 from trainyard.monitor.reports import Report
@@ -65,7 +66,7 @@ def test_the_end_of_a_process_does_not_wait_for_wandb(
     monkeypatch.setattr(wandb, "setup", lambda **_: None)
     monkeypatch.setattr(wandb, "init", init)
     with pytest.raises(OSError, match="no answer"):
-        WandbTracker(RunDirectory(tmp_path), {}, project="p", artifacts=False, best_by="top1")
+        WandbTracker(RunDirectory(tmp_path), load_recipe("debug").model_dump(mode="json"))
     assert given == [20]
 
 
@@ -289,7 +290,7 @@ def test_steps_that_are_made_again(
     processes: list[list[int | tuple[str, int]]], expected: list[int], tmp_path: Path
 ) -> None:
     for reports in processes:
-        tracker = TensorboardTracker(tmp_path)
+        tracker = TensorboardTracker(RunDirectory(tmp_path), {})
         for report in reports:
             if isinstance(report, int):
                 tracker.write({"kind": "train", "step": report, "loss": float(report)})
@@ -297,4 +298,4 @@ def test_steps_that_are_made_again(
                 kind, step = report
                 tracker.write({"kind": "event", "step": step, "event": kind, "message": kind})
         tracker.close()
-    assert steps(tmp_path) == expected
+    assert steps(tmp_path / "tensorboard") == expected

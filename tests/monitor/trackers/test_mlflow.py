@@ -101,7 +101,8 @@ def test_a_killed_run_goes_on_as_the_same_run(database: Path, digits: Path, tmp_
 
 def tracker(folder: Path, project: str) -> MlflowTracker:
     folder.mkdir(exist_ok=True)
-    return MlflowTracker(RunDirectory(folder), {}, project=project, artifacts=False, best_by="top1")
+    recipe = load_recipe("debug", {"watch.project": project})
+    return MlflowTracker(RunDirectory(folder), recipe.model_dump(mode="json"))
 
 
 def report(step: int, **values: float) -> dict[str, Any]:

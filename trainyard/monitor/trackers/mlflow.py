@@ -17,15 +17,7 @@ from trainyard.printable import as_text
 class MlflowTracker:
     """Numbers are metrics at Trainyard's steps, keys of the recipe are parameters."""
 
-    def __init__(
-        self,
-        folder: RunDirectory,
-        recipe: dict[str, Any],
-        *,
-        project: str,
-        artifacts: bool,
-        best_by: str,
-    ) -> None:
+    def __init__(self, folder: RunDirectory, recipe: dict[str, Any]) -> None:
         """RecipeError if the server rejects the settings or does not know a resumed run."""
         for name in ("DISABLE_TELEMETRY", "SUPPRESS_PRINTING_URL_TO_STDOUT"):
             os.environ.setdefault(f"MLFLOW_{name}", "true")
@@ -33,15 +25,16 @@ class MlflowTracker:
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
 
+        watch = recipe["watch"]
         self._metric = Metric
-        self._checkpoint = folder.checkpoints / "best" if artifacts else None
-        self._best = BestEvaluation(folder.metrics, best_by)
+        self._checkpoint = folder.checkpoints / "best" if watch["artifacts"] else None
+        self._best = BestEvaluation(folder.metrics, recipe["run"]["best_by"])
         self._status = "KILLED"
         ids = TrackerIds(folder.path)
         known = ids.recall("mlflow") or os.environ.get("MLFLOW_RUN_ID")
         with _rejections(known):
             self._client = MlflowClient()
-            self._id = known or self._created(project, folder.path.resolve().name)
+            self._id = known or self._created(watch["project"], folder.path.resolve().name)
             params = self._client.get_run(self._id).data.params
             ids.keep("mlflow", self._id)
             self._client.update_run(self._id, status="RUNNING")

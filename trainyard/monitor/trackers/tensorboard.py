@@ -1,8 +1,9 @@
 """TensorBoard: event files in the run directory."""
 
 from functools import partial
-from pathlib import Path
+from typing import Any
 
+from trainyard.files import RunDirectory
 from trainyard.monitor.reports import Report
 from trainyard.monitor.trackers.tracker import numbers
 
@@ -16,11 +17,12 @@ class TensorboardTracker:
     everything that was written before from a given step on.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: RunDirectory, recipe: dict[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        folder.mkdir(exist_ok=True)
-        self._open = partial(SummaryWriter, str(folder), flush_secs=_FLUSH_S)
+        events = folder.path / "tensorboard"
+        events.mkdir(exist_ok=True)
+        self._open = partial(SummaryWriter, str(events), flush_secs=_FLUSH_S)
         self._writer: SummaryWriter | None = None
         self._step = 0  # of the latest report
 

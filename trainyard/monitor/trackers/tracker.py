@@ -23,7 +23,10 @@ _OF_ALL_KINDS = {"step": "step", "epoch": "epoch", "samples": "samples", "time":
 
 
 class Tracker(Protocol):
-    """All calls come from one thread, and may take as long as they like."""
+    """All calls come from one thread, and may take as long as they like.
+
+    Its class takes the run directory and the recipe as JSON, `{"run": {"best_by": ...}, ...}`.
+    """
 
     def write(self, report: Report) -> None: ...
 

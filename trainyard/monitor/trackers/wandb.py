@@ -23,24 +23,17 @@ class WandbTracker:
     W&B's own step counter only increases, and rejects steps that are repeated after a kill.
     """
 
-    def __init__(
-        self,
-        folder: RunDirectory,
-        recipe: dict[str, Any],
-        *,
-        project: str,
-        artifacts: bool,
-        best_by: str,
-    ) -> None:
+    def __init__(self, folder: RunDirectory, recipe: dict[str, Any]) -> None:
         """RecipeError if W&B rejects the settings or nobody is logged in."""
         import wandb
 
+        watch = recipe["watch"]
         silent = wandb.Settings(silent=True)
         wandb.setup(settings=silent)  # otherwise W&B would ask for a key and wait
         try:
             with _without_arguments():
                 self._run = wandb.init(
-                    project=project,
+                    project=watch["project"],
                     id=_identity(folder),
                     name=folder.path.resolve().name,
                     config=recipe,
@@ -63,9 +56,9 @@ class WandbTracker:
         self._teardown = wandb.teardown
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
-        self._checkpoint = folder.checkpoints / "best" if artifacts else None
+        self._checkpoint = folder.checkpoints / "best" if watch["artifacts"] else None
         self._is_complete = False
-        self._best = BestEvaluation(folder.metrics, best_by)
+        self._best = BestEvaluation(folder.metrics, recipe["run"]["best_by"])
 
     def write(self, report: Report) -> None:
         if report["kind"] == "event":
