@@ -80,7 +80,7 @@ def test_evaluation_and_predictions_agree_with_the_run(
     guesses = [best.probability for (best, *_) in load(runs[channels]).predict(files)]
     np.testing.assert_allclose(guesses, recorded.scores.confidence[:64], rtol=1e-4)
     found = json.loads(shown(capsys, "evaluate", runs[channels], "--json").splitlines()[-1])
-    assert found["top1"] == np.mean(recorded.scores.place == 1)
+    assert found["top1"] == np.mean(recorded.scores.rank_of_truth == 1)
     (named,) = json.loads(shown(capsys, "predict", runs[channels], files[0], "--json"))["images"]
     assert named["guesses"][0]["probability"] == pytest.approx(guesses[0], rel=1e-4)
 

@@ -401,7 +401,7 @@ def test_ranks_have_agreed_before_a_step_is_made(monkeypatch: pytest.MonkeyPatch
         open_loader=lambda number, batches: nullcontext(Endless()),  # type: ignore[arg-type, return-value]
         open_feed=lambda batches, first: batches,  # type: ignore[arg-type, return-value]
         channels=3,
-        place=place,
+        resume_state=place,
         world=World(),
         report=lambda line: None,
     )

@@ -141,7 +141,7 @@ def test_the_calls_of_the_page(here: Path, capsys: pytest.CaptureFixture[str]) -
     outcome, scores = names["outcome"], names["scores"]
     assert (outcome.step, outcome.stopped) == (20, None)
     found = trainyard.evaluate("runs/api")
-    assert found["top1"] == outcome.best["top1"] == (scores.place == 1).mean()
+    assert found["top1"] == outcome.best["top1"] == (scores.rank_of_truth == 1).mean()
     assert found["samples"] == len(trainyard.open_index("data/digits/val"))
     assert found["data"] == "data/digits/val"
     history = trainyard.history("runs/api")

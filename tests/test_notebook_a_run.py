@@ -44,7 +44,7 @@ def test_it_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.Monk
 
     run = tmp_path / "runs" / "a-run"
     said = trainyard.predictions(run).scores
-    assert f"{(said.place > 1).sum()} of 364 images are wrong" in printed
+    assert f"{(said.rank_of_truth > 1).sum()} of 364 images are wrong" in printed
     (last,) = re.findall(r"loss (?:\S+) at first, (\S+) at the end", printed)
     assert float(last) < 1
     (error,) = [out.traceback for out in outputs if out.output_type == "error"]

@@ -55,7 +55,7 @@ def train(
     config = _config(recipe, _plain(overrides))
     config = config if data is None else on_data(config, _texts(data), overrides or ())
     if data is not None and world.is_first:
-        warn(console, (text for place in _texts(data) for text in location_remarks(place)))
+        warn(console, (text for location in _texts(data) for text in location_remarks(location)))
     return composition.train(config, os.fspath(run), world=world, console=console)
 
 
@@ -93,9 +93,9 @@ def evaluate(
 
     folder, checkpoint = find_checkpoint(Path(run))
     config = evaluation_recipe(folder, overrides, on_other_data=data is not None)
-    places = None if data is None else tuple(validation_splits(_texts(data)))
-    question = EvaluationOptions(data=places, views=Views(flip), ema=ema, all_classes=all_classes)
-    result = evaluate_checkpoint(config, checkpoint, question, world=world, console=console)
+    locations = None if data is None else tuple(validation_splits(_texts(data)))
+    options = EvaluationOptions(data=locations, views=Views(flip), ema=ema, all_classes=all_classes)
+    result = evaluate_checkpoint(config, checkpoint, options, world=world, console=console)
     return result.as_dict()
 
 
@@ -117,7 +117,7 @@ def predictions(run: StrPath) -> "Recorded":
     """Predictions of a run's best weights for each validation sample, in the order of its index.
 
     `.labels` is int32[samples], and `.classes` the names of the numbers; `.scores` has columns of
-    all samples: `guess` (int64), `confidence`, `place` (the rank of the true class, 1 for the best)
+    all samples: `guess` (int64), `confidence`, `rank_of_truth` (1: the true class is the best)
     and `loss`; `.step` is the step of the weights. The name of the file of sample i is
     `open_index(VAL_DATA).locate(i)[0]`. With lists of labels, `.labels` is bool[samples, classes],
     and `.scores` has `logits`, float32[classes, samples], and `read`, bool[samples]. DataError if
@@ -199,10 +199,10 @@ def _plain(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def _texts(places: StrPath | Sequence[StrPath]) -> list[str]:
-    if isinstance(places, str | os.PathLike):
-        return [os.fspath(places)]
-    return [os.fspath(place) for place in places]
+def _texts(data: StrPath | Sequence[StrPath]) -> list[str]:
+    if isinstance(data, str | os.PathLike):
+        return [os.fspath(data)]
+    return [os.fspath(location) for location in data]
 
 
 def _joined(world: "World | None", console: "Console | None") -> "tuple[World, Console]":

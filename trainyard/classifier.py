@@ -93,9 +93,9 @@ def load(
     checkpoint.check(found)
     progress = checkpoint.read_progress(found)
     weights = choose_weights(found, progress, ema)
-    place = own_device(World()) if device is None else torch.device(device)
+    device = own_device(World()) if device is None else torch.device(device)
     classes = tuple(progress["classes"])
-    model = trained_model(config, found, len(classes), weights).to(place).eval()
+    model = trained_model(config, found, len(classes), weights).to(device).eval()
     temperature = load_temperatures(found).get(weights, 1.0)
     divide(model, temperature)
     return Classifier(
@@ -108,7 +108,7 @@ def load(
         step=progress["step"],
         weights=weights,
         temperature=temperature,
-        device=place,
+        device=device,
     )
 
 

@@ -130,8 +130,8 @@ def _startup_line(options: argparse.Namespace) -> str | None:
     if loads or launches:
         return "loading torch"
     if options.command == "data" and options.action != "serve":
-        place = getattr(options, "location", None) or getattr(options, "source", None)
-        return f"reading {printable(place)}" if place else "writing"
+        location = getattr(options, "location", None) or getattr(options, "source", None)
+        return f"reading {printable(location)}" if location else "writing"
     return "reading" if options.command in ("report", "runs") else None
 
 

@@ -215,7 +215,7 @@ def on_data(
             locations=" and ".join(locations),
             val=found["val"],
         )
-    return override(config, {f"data.{split}": place for split, place in found.items()})
+    return override(config, {f"data.{split}": location for split, location in found.items()})
 
 
 def refuse_beside_data(keys: Collection[str], names: Collection[str]) -> None:
@@ -518,11 +518,11 @@ def _value(key: str, text: str) -> Any:
 def _first_fault(error: ValidationError) -> RecipeError:
     first = error.errors()[0]
     # Union members add a step to the location: section and key are enough.
-    place = first["loc"][:2]
-    key = ".".join(map(str, place))
+    location = first["loc"][:2]
+    key = ".".join(map(str, location))
     if first["type"] == "extra_forbidden":
         return _unknown(key, first["input"])
-    others = [other for other in error.errors() if other["loc"][:2] == place]
+    others = [other for other in error.errors() if other["loc"][:2] == location]
     reason = " or ".join(dict.fromkeys(_reason(other, key) for other in others))
     expected = [of["ctx"]["expected"] for of in others if of["type"] == "literal_error"]
     choices = re.findall("'([^']*)'", " ".join(expected))  # none if it allows others

@@ -109,8 +109,8 @@ def find(key: str, name: str) -> Path:
 
 
 def _file_of(folder: Path, parts: list[str]) -> Path | None:
-    place = folder.joinpath(*parts)
-    files = (place / "__init__.py", place.with_name(f"{place.name}.py"))
+    path = folder.joinpath(*parts)
+    files = (path / "__init__.py", path.with_name(f"{path.name}.py"))
     return next((file for file in files if file.is_file()), None)
 
 
@@ -121,11 +121,11 @@ def _check_top(key: str, here: Path, top: str) -> None:
     except ValueError:  # the program itself, or a module without a file
         spec = None
     own = _file_of(here, [top]) or here / top
-    places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
+    paths = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
     # A folder without __init__.py has no origin, and may be spread over several places.
-    places = places[:1] if places[:1] != [""] else places[1:]
-    if not places or not all(os.path.exists(p) and os.path.samefile(p, own) for p in places):
-        other = next((place for place in places if Path(place) != own), "another module")
+    paths = paths[:1] if paths[:1] != [""] else paths[1:]
+    if not paths or not all(os.path.exists(p) and os.path.samefile(p, own) for p in paths):
+        other = next((path for path in paths if Path(path) != own), "another module")
         raise RecipeError(
             "function.module-hidden",
             "{key}: {path} is hidden by {other}: give it another name",
@@ -151,11 +151,11 @@ def as_recipe_error(key: str, name: str) -> Iterator[None]:
             key=key,
             value=name,
             reason=what,
-            place=_place(error),
+            place=_origin(error),
         ) from error
 
 
-def _place(error: Exception) -> str:
+def _origin(error: Exception) -> str:
     """The line of a module in the working directory that raised an error; "" if none did."""
     package, here = Path(__file__).parent, Path.cwd()
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

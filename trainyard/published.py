@@ -60,9 +60,9 @@ def load_published(
     if classes is None:
         classes, remarks = _imagenet_names(_num_classes(config, source, noted))
     model, log = _adapted(config, source, classes)
-    place = own_device(World()) if device is None else torch.device(device)
+    device = own_device(World()) if device is None else torch.device(device)
     classifier = Classifier(
-        model=model.to(place).eval().requires_grad_(False),
+        model=model.to(device).eval().requires_grad_(False),
         classes=tuple(classes),
         recipe=config,
         config=config,
@@ -70,7 +70,7 @@ def load_published(
         has_lists=source.noted.get("probabilities") == "sigmoid",
         step=0,
         weights="",
-        device=place,
+        device=device,
     )
     return classifier, [*log, *remarks]
 

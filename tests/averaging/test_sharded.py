@@ -270,7 +270,12 @@ def judge(world: World) -> tuple[list[Any], int, list[Any], bool]:
         said = evaluator.predictions({"": model}, [share(world, 1)])
     statistics = whole_weights(model)["bn1.running_var"]
     is_whole = any(not isinstance(parameter, DTensor) for parameter in model.parameters())
-    return [said[""].loss.tolist(), said[""].place.tolist()], images, statistics.tolist(), is_whole
+    return (
+        [said[""].loss.tolist(), said[""].rank_of_truth.tolist()],
+        images,
+        statistics.tolist(),
+        is_whole,
+    )
 
 
 def test_ranks_without_images_take_part() -> None:
@@ -285,7 +290,7 @@ def test_ranks_without_images_take_part() -> None:
     for (losses, places), images, statistics, is_whole in results:
         assert images == 14
         assert losses == pytest.approx(said[""].loss.tolist(), rel=1e-4)
-        assert places == said[""].place.tolist()
+        assert places == said[""].rank_of_truth.tolist()
         running = model.state_dict()["bn1.running_var"]
         assert statistics == pytest.approx(running.tolist(), rel=1e-4)
         assert not is_whole  # afterwards

@@ -14,7 +14,7 @@ from tests.errors import raises
 from trainyard.data.formats import FORMATS
 from trainyard.data.index.build import open_index
 from trainyard.data.index.merge import open_merged
-from trainyard.data.index.overlap import KINDS, check_apart, hash_names, same_places
+from trainyard.data.index.overlap import KINDS, check_apart, hash_names, same_samples
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_many_images_in_folders_apart_are_taken_without_a_look_at_their_names(
     """Also where one split watches the other for a class that it has no image of."""
     write_files(tmp_path, ["train/cat/1.jpg", "train/dog/2.jpg", "val/cat/3.jpg", "more/cat/4.jpg"])
     (tmp_path / "val/dog").mkdir()
-    monkeypatch.setattr("trainyard.data.index.overlap.same_places", None)
+    monkeypatch.setattr("trainyard.data.index.overlap.same_samples", None)
     train, more, val = (str(tmp_path / name) for name in ("train", "more", "val"))
     watching = open_index(val)
     check_apart(open_index(train), watching, few=0)
@@ -132,7 +132,7 @@ def test_files_of_two_kinds_are_apart_without_a_look_at_their_names(
     write_files(tmp_path / "val", ["000/1.jpg", "001/2.jpg"])
     monkeypatch.setattr("trainyard.data.index.overlap.hash_names", None)
     found = [open_index(str(place)) for place in (shards, tmp_path / "val")]
-    assert len(same_places(*found)) == 0
+    assert len(same_samples(*found)) == 0
 
 
 def test_hashes_of_names_take_no_objects() -> None:

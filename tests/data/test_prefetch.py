@@ -104,7 +104,7 @@ def test_memory_is_given_back_when_the_samples_are_done_with() -> None:
     del others
     prefetcher._request()
     assert prefetcher._held == 0
-    assert not prefetcher._samples and not prefetcher._places and not prefetcher._waiting
+    assert not prefetcher._samples and not prefetcher._spans and not prefetcher._waiting
 
 
 def test_neighbours_share_a_range_as_long_as_it_is_short() -> None:

@@ -77,7 +77,7 @@ def test_maps_lie_beside_the_worst_errors(copied: Path, tmp_path: Path) -> None:
     assert maps.count("<img") == plain.count("<img") + tiles and 'class="pair"' not in plain
     recorded = load_recorded(copied / "predictions.npz")
     assert recorded is not None
-    wrong = np.flatnonzero(recorded.scores.place > 1)
+    wrong = np.flatnonzero(recorded.scores.rank_of_truth > 1)
     sample = int(wrong[recorded.scores.loss[wrong].argmax()])
     (read,) = read_runs([copied])
     index = open_album(read).index

@@ -240,11 +240,11 @@ def judge(
 
 def test_of_equal_scores_the_lower_class_comes_first() -> None:
     said = judge(torch.zeros(8, 8), range(8))
-    assert said.place.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert said.rank_of_truth.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
     assert said.guess.tolist() == [0] * 8
     assert (said.evaluation().top1, said.evaluation().top5) == (1 / 8, 5 / 8)
     some = torch.tensor([[1.0, 3.0, 3.0, 0.0]] * 4)
-    assert judge(some, range(4)).place.tolist() == [3, 1, 2, 4]
+    assert judge(some, range(4)).rank_of_truth.tolist() == [3, 1, 2, 4]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -253,7 +253,7 @@ def test_scores_that_are_not_finite_are_wrong(value: float, where: int) -> None:
     logits = torch.tensor([[9.0, 0.0, 0.0], [9.0, 0.0, 0.0]])
     logits[1, where] = value
     said = judge(logits, [0, 0])
-    assert said.place.tolist() == [1, NOWHERE]
+    assert said.rank_of_truth.tolist() == [1, NOWHERE]
     assert said.guess.tolist() == [0, -1]
     assert said.not_finite() == 1
     found = said.evaluation()
@@ -279,7 +279,7 @@ def test_confidence_and_loss_are_of_the_softmax() -> None:
 def test_only_some_classes_take_part() -> None:
     logits = torch.tensor([[5.0, 1.0, 3.0, 2.0], [5.0, 1.0, 0.0, 2.0]])
     said = judge(logits, [0, 0], columns=torch.tensor([2, 3]))  # label 0 is logit 2
-    assert said.place.tolist() == [1, 2]
+    assert said.rank_of_truth.tolist() == [1, 2]
     assert said.guess.tolist() == [0, 1]
     expected = logits[:, 2:].softmax(dim=1).amax(dim=1)
     np.testing.assert_allclose(said.confidence, expected, rtol=1e-6)

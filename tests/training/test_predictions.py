@@ -53,7 +53,7 @@ def said(labels: NDArray[np.int32]) -> Predictions:
 
 def test_calibration_error_is_that_of_the_paper(said: Predictions) -> None:
     """Guo et al. 2017, equation 3, bin by bin."""
-    read = [n for n in range(500) if said.place[n] > 0]
+    read = [n for n in range(500) if said.rank_of_truth[n] > 0]
     error = 0.0
     for number in range(15):
         low, high = number / 15, (number + 1) / 15
@@ -63,7 +63,7 @@ def test_calibration_error_is_that_of_the_paper(said: Predictions) -> None:
             if low < said.confidence[n] <= high or (number == 0 and said.confidence[n] == 0)
         ]
         if inside:
-            accuracy = sum(said.place[n] == 1 for n in inside) / len(inside)
+            accuracy = sum(said.rank_of_truth[n] == 1 for n in inside) / len(inside)
             confidence = sum(float(said.confidence[n]) for n in inside) / len(inside)
             error += len(inside) / len(read) * abs(accuracy - confidence)
     assert error > 0.1
@@ -113,7 +113,7 @@ def test_bins_of_confidence_hold_every_image_once(said: Predictions) -> None:
     rows = reliability(said)
     assert sum(row.samples for row in rows) == said.is_read().sum()
     right = sum(row.samples * row.accuracy for row in rows)
-    assert right == pytest.approx((said.place == 1).sum())
+    assert right == pytest.approx((said.rank_of_truth == 1).sum())
     assert all(row.low <= row.confidence <= row.high for row in rows if row.samples)
     assert wilson(0, 0) == (0, 1)
 
@@ -126,7 +126,7 @@ def test_metrics_per_class_are_scikit_learns(said: Predictions, labels: NDArray[
     )
     for row in sorted(found):
         n = row.label
-        top5 = said.place[read & (labels == n)] <= 5
+        top5 = said.rank_of_truth[read & (labels == n)] <= 5
         expected = samples[n], (guess == n).sum(), recall[n], precision[n], f1[n], top5.mean()
         assert row[1:] == pytest.approx(expected)
     assert [row.recall for row in found] == sorted(row.recall for row in found)  # worst first
@@ -147,7 +147,7 @@ def test_the_matrix_is_scikit_learns(said: Predictions, labels: NDArray[np.int32
 
 
 def test_confusions_are_those_of_counting(said: Predictions, labels: NDArray[np.int32]) -> None:
-    wrong = [n for n in range(500) if said.place[n] > 1 and n != 3]
+    wrong = [n for n in range(500) if said.rank_of_truth[n] > 1 and n != 3]
     counted = Counter((int(labels[n]), int(said.guess[n])) for n in wrong)
     found = confusions(said, labels)
     assert {(row.label, row.guess): row.samples for row in found} == counted
@@ -188,3 +188,9 @@ def test_suspects_are_unlikely_labels_the_unlikeliest_first() -> None:
         floats(loss),
     )
     assert suspects(said) == [1, 2]
+
+
+def test_the_rank_has_its_former_name_for_a_release() -> None:
+    said = Predictions(*(floats([column]) for column in range(4)))
+    with pytest.warns(DeprecationWarning, match="rank_of_truth"):
+        assert said.place is said.rank_of_truth

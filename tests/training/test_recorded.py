@@ -30,8 +30,10 @@ def test_what_is_recorded_is_loaded(tmp_path: Path) -> None:
     found = load_recorded(path)
     assert found is not None
     assert (found.step, found.weights, found.labels.tolist()) == (7, "ema_", [1, 1, 2])
-    for column in ("place", "guess", "confidence", "loss"):
+    for column in ("rank_of_truth", "guess", "confidence", "loss"):
         np.testing.assert_array_equal(getattr(found.scores, column), getattr(average, column))
+    with np.load(path) as columns:
+        assert {"step", "weights", "labels", "place", "guess", "confidence", "loss"} == {*columns}
 
 
 def test_a_run_records_its_best_evaluation(finished: Path) -> None:
@@ -56,7 +58,7 @@ def test_no_file_and_a_damaged_one(tmp_path: Path) -> None:
 WRONG: dict[str, list[Any]] = {
     "labels": [LABELS[:2], LABELS[:, None], LABELS - 2, LABELS + 2**30, LABELS + 0.5, LABELS > 1],
     "guess": [said(1, 1).guess, said(1, 1, 3).guess - 3, said(1, 1, 3).guess * np.nan],
-    "place": [said(1, -1, 3).place, np.full(3, 2**62), np.full(3, "x")],
+    "place": [said(1, -1, 3).rank_of_truth, np.full(3, 2**62), np.full(3, "x")],
     "confidence": [np.full(3, 1.5, np.float32), np.zeros((3, 2), np.float32)],
     "loss": [np.zeros(4, np.float32), np.float32(0), np.zeros(3, complex)],
 }

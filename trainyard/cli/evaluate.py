@@ -38,9 +38,9 @@ _OF_CLASSES = {
     "top5": "top-5",
 }
 _WIDTH = 80  # characters; lines wrap in a narrower terminal, so that no column is lost
-_PLACE = ("data", "weights", "sample", "file", "offset")
-_COLUMNS = (*_PLACE, "class", "guess", "confidence", "place")
-_LIST_COLUMNS = (*_PLACE, "labels", "guesses", "loss")
+_ORIGIN = ("data", "weights", "sample", "file", "offset")
+_COLUMNS = (*_ORIGIN, "class", "guess", "confidence", "place")
+_LIST_COLUMNS = (*_ORIGIN, "labels", "guesses", "loss")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -392,17 +392,17 @@ def _lines(
     losses = columns.losses(result.labels) if _has_lists(result) else None
     for sample in columns.is_read().nonzero()[0].tolist() if samples is None else samples:
         file, offset, _ = index.locate(sample)
-        place = (result.data.where, label_of(prefix), sample, file, offset)
+        origin = (result.data.where, label_of(prefix), sample, file, offset)
         if losses is not None:
             likely = (columns.logits[:, sample] > 0).nonzero()[0].tolist()
             guesses = "|".join(result.classes[n] for n in likely)
-            yield *place, "|".join(index.class_names(sample)), guesses, f"{losses[sample]:.6f}"
+            yield *origin, "|".join(index.class_names(sample)), guesses, f"{losses[sample]:.6f}"
             continue
         guess = int(columns.guess[sample])
         yield (
-            *place,
+            *origin,
             result.classes[int(index.label[sample])],
             result.classes[guess] if guess >= 0 else "",
             f"{columns.confidence[sample]:.6f}",
-            int(columns.place[sample]) if guess >= 0 else "",
+            int(columns.rank_of_truth[sample]) if guess >= 0 else "",
         )

@@ -93,9 +93,9 @@ def check_target(options: argparse.Namespace, others: Sequence[str] = ()) -> tup
         return find_checkpoint(Path(target))
     except CheckpointError as error:
         hint = ""
-        for place, other in enumerate(others):
+        for number, other in enumerate(others):
             if is_checkpoint(other):
-                rest = (target, *others[:place], *others[place + 1 :])
+                rest = (target, *others[:number], *others[number + 1 :])
                 hint = f"; did you mean {command} {shlex.join((other, *rest))}?"
         if not hint and "data" in options and (is_remote(target) or has_folders(target)):
             hint = f"; if it is data: {command} RUN --data {shlex.quote(target)}"

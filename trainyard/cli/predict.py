@@ -353,7 +353,7 @@ def _write(predictions: Predictions) -> None:
         least = _SIMILAR if options.similar is None else options.similar
         found = near_duplicates(vectors, least)
         lines: list[tuple[object, ...]] = [
-            (f"{cosine:.6f}", *(cell for n in pair for cell in _place(rows[n])))
+            (f"{cosine:.6f}", *(cell for n in pair for cell in _origin(rows[n])))
             for pair, cosine in zip(found.numbers.tolist(), found.cosines.tolist(), strict=True)
         ]
         head = ("cosine", "path_1", "offset_1", "class_1", "path_2", "offset_2", "class_2")
@@ -383,7 +383,7 @@ def _write_overlays(folder: Path, predictions: Predictions) -> None:
             count += 1
 
 
-def _place(row: Row) -> tuple[str, object, str]:
+def _origin(row: Row) -> tuple[str, object, str]:
     return row.path, row.location.get("offset", ""), row.answer
 
 
@@ -397,9 +397,9 @@ def _write_csv(path: Path, predictions: Predictions) -> None:
     lines = [["image", "path", "offset", "error", "class", *columns]]
     for row in predictions.rows():
         cells = [cell for name, share in row.guesses for cell in (name, f"{share:.6f}")]
-        place = (row.name, row.path, str(row.location.get("offset", "")), row.error or "")
+        origin = (row.name, row.path, str(row.location.get("offset", "")), row.error or "")
         answer = "" if predictions.classifier.has_lists else row.answer
-        lines.append([*place, answer, *(cells or [""] * len(columns))])
+        lines.append([*origin, answer, *(cells or [""] * len(columns))])
     write_csv("--csv", path, lines)
 
 

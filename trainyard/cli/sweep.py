@@ -163,16 +163,16 @@ def values_of(key: str, text: str) -> list[str]:
 def _parts(text: str) -> Iterator[str]:
     ends: list[str] = []  # of the brackets and the quotes that are open
     begin = 0
-    for place, letter in enumerate(text):
+    for position, letter in enumerate(text):
         if ends and letter == ends[-1]:
             ends.pop()
         elif ends and ends[-1] in "\"'":
             continue
-        elif letter in _CLOSES or (letter in "\"'" and (ends or not text[begin:place].strip())):
+        elif letter in _CLOSES or (letter in "\"'" and (ends or not text[begin:position].strip())):
             ends.append(_CLOSES.get(letter, letter))
         elif letter == "," and not ends:
-            yield text[begin:place].strip()
-            begin = place + 1
+            yield text[begin:position].strip()
+            begin = position + 1
     yield text[begin:].strip()
 
 

@@ -77,7 +77,10 @@ def train(options: argparse.Namespace) -> int:
         all_ranks=options.all_ranks,
     )
     if world.is_first:
-        warn(console, (text for place in options.data or () for text in location_remarks(place)))
+        warn(
+            console,
+            (text for data in options.data or () for text in location_remarks(data)),
+        )
     is_named = Path(options.recipe) == RunDirectory(folder).recipe
     outcome = run.train(config, folder, world=world, console=console, is_named=is_named)
     if world.is_first:

@@ -59,12 +59,12 @@ class Feeds:
         order: Order,
         course: Course,
         *,
-        place: JoinState,
+        resume_state: JoinState,
         report: Callable[[dict[str, Any]], None],
     ) -> TrainingFeed | JoinFeed:
-        """Augmented samples; for `place` and `report`, which a stream needs, see JoinFeed."""
+        """Augmented samples; JoinFeed says what `resume_state` and `report` are, for a stream."""
         if isinstance(data, Stream):
-            return self.join(data, course, place, report)
+            return self.join(data, course, resume_state, report)
         assert not isinstance(order, Stream)
         return self.train(data, order, course)
 
@@ -94,7 +94,7 @@ class Feeds:
         self,
         stream: Stream,
         course: Course,
-        place: JoinState,
+        resume_state: JoinState,
         report: Callable[[dict[str, Any]], None],
     ) -> JoinFeed:
         """Augmented samples in the order of a stream's shards; see JoinFeed."""
@@ -122,7 +122,7 @@ class Feeds:
                 batches, transfer_to(self.device), **self._augmented(first, phase.batch)
             ),
             channels=self.data.channels,
-            place=place,
+            resume_state=resume_state,
             world=self.world,
             report=report,
         )

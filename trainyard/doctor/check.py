@@ -52,15 +52,15 @@ def collect_context(
 ) -> Context:
     """Collect the context; all ranks call it."""
     gpus = gather(world, gpu_of(device))
-    places = gather(world, (ProcessInfo.current().host, world.node))
-    leaders = sorted({places.index(each) for each in places})
-    hosts = [places[rank][0] for rank in leaders]
+    nodes = gather(world, (ProcessInfo.current().host, world.node))
+    leaders = sorted({nodes.index(each) for each in nodes})
+    hosts = [nodes[rank][0] for rank in leaders]
     return Context(
         options=options,
         world=world,
         device=device,
         has_own_gpus=None not in gpus and len(set(gpus)) == world.size,
-        names={rank: f"rank {rank} ({host})" for rank, (host, _) in enumerate(places)},
+        names={rank: f"rank {rank} ({host})" for rank, (host, _) in enumerate(nodes)},
         machines={
             rank: host if hosts.count(host) == 1 else f"{host} (rank {rank})"
             for rank, host in zip(leaders, hosts, strict=True)

@@ -32,8 +32,8 @@ class PhotographModel(nn.Module):
         self._is_square = covered[0] == covered[1]
         self._size = nn.Buffer(torch.tensor(size, dtype=torch.float64))
         self._covered = nn.Buffer(torch.tensor(covered, dtype=torch.float64))
-        places = [nn.Buffer(torch.arange(side, dtype=torch.float64)) for side in size]
-        self._rows, self._columns = places
+        axes = [nn.Buffer(torch.arange(side, dtype=torch.float64)) for side in size]
+        self._rows, self._columns = axes
         # In the order of data/device/feed.py.
         shift, std = (torch.tensor(of).mul(255).view(-1, 1, 1) for of in (about.mean, about.std))
         self._shift, self._scale = nn.Buffer(shift), nn.Buffer(std.reciprocal())
@@ -77,12 +77,12 @@ class PhotographModel(nn.Module):
         # Less than 0 beside an image that is smaller.
         start = ((resized - self._size) / 2).round().clamp(min=0)
         start = start - ((self._size - resized) / 2).floor().clamp(min=0)
-        places = self._rows + start[0], self._columns + start[1]
-        for axis, of in enumerate(places):
+        axes = self._rows + start[0], self._columns + start[1]
+        for axis, of in enumerate(axes):
             inside = torch.minimum(of.clamp(min=0), resized[axis] - 1)
             pixels_BCHW = pixels_BCHW.index_select(2 + axis, inside.long())
         pixels_BCHW = pixels_BCHW.round().clamp(0, 255)
         if self._about.padding is None:
             return pixels_BCHW
-        rows, columns = ((of >= 0) & (of < resized[axis]) for axis, of in enumerate(places))
+        rows, columns = ((of >= 0) & (of < resized[axis]) for axis, of in enumerate(axes))
         return torch.where(rows[:, None] & columns, pixels_BCHW, self._beside)

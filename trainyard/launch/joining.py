@@ -26,8 +26,8 @@ def listen(address: str | None) -> tuple[str, socket.socket]:
     of_sshd = os.environ.get("SSH_CONNECTION", "").split()[2:3]
     name = address or next(iter(of_sshd), socket.gethostname())
     try:
-        family, *_, place = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0]
-        return name, socket.create_server((place[0], 0), family=family)
+        family, *_, socket_address = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0]
+        return name, socket.create_server((socket_address[0], 0), family=family)
     except OSError as error:
         raise InputError(
             "launch.cannot-listen",

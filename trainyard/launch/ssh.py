@@ -200,8 +200,8 @@ def _await(hosts: "Sequence[Connection]", run: Run) -> int:
         run.is_over.set()
         numbers = (signal.SIGINT, signal.SIGKILL)[-len(waits_s) :]
         to_send[:] = to_send or [
-            (time.monotonic() + sum(waits_s[: place + 1]), number)
-            for place, number in enumerate(numbers)
+            (time.monotonic() + sum(waits_s[: position + 1]), number)
+            for position, number in enumerate(numbers)
         ]
 
     while left:

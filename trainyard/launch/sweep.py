@@ -92,9 +92,9 @@ def _start(
     return process
 
 
-def _give_cores(process: "subprocess.Popen[bytes]", place: int, count: int) -> None:
-    """Leave a new process every `count`-th core from the `place`-th on, if there are enough."""
-    own = sorted(os.sched_getaffinity(0))[place::count]
+def _give_cores(process: "subprocess.Popen[bytes]", slot: int, count: int) -> None:
+    """Leave a new process every `count`-th core from the `slot`-th on, if there are enough."""
+    own = sorted(os.sched_getaffinity(0))[slot::count]
     with suppress(ProcessLookupError):  # it has ended already
         os.sched_setaffinity(process.pid, own or os.sched_getaffinity(0))
 

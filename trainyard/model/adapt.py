@@ -48,7 +48,7 @@ def adapt_weights(
         weights = _converted(weights, model, name, classifier, log=log)
         if source.is_ordered and _misfits(own, weights):
             weights = _named_by_order(weights, own, classifier, log)
-    why = _fit_classifier(weights, own, classifier, log, there=source.classes, here=classes)
+    why = _fit_classifier(weights, own, classifier, log, theirs=source.classes, ours=classes)
     if why is not None:
         log.append(f"the classifier is reinitialised: {why}")
     expected = own if any(key in weights for key in classifier) else rest
@@ -113,9 +113,9 @@ def _named_by_order(
         [name for name in names if not name.endswith(_HARMLESS)] for names in (weights, own)
     )
     fits = len(theirs) == len(ours) and all(
-        there.rpartition(".")[2] == here.rpartition(".")[2]
-        and weights[there].shape[here in classifier :] == own[here].shape[here in classifier :]
-        for there, here in zip(theirs, ours, strict=True)
+        theirs.rpartition(".")[2] == ours.rpartition(".")[2]
+        and weights[theirs].shape[ours in classifier :] == own[ours].shape[ours in classifier :]
+        for theirs, ours in zip(theirs, ours, strict=True)
     )
     if not fits:
         return weights
@@ -123,7 +123,7 @@ def _named_by_order(
         f"gave {len(ours)} tensors timm's names by their order and shapes, from {theirs[0]} to "
         f"{ours[-1]}: check the accuracy, if the model may have its layers in another order"
     )
-    return {here: weights[there] for there, here in zip(theirs, ours, strict=True)}
+    return {ours: weights[theirs] for theirs, ours in zip(theirs, ours, strict=True)}
 
 
 @contextmanager
@@ -176,10 +176,10 @@ def _fit_classifier(
     classifier: list[str],
     log: list[str],
     *,
-    there: list[str] | None,
-    here: Sequence[str],
+    theirs: list[str] | None,
+    ours: Sequence[str],
 ) -> str | None:
-    """Keep the classifier, sort its rows into the order of the classes `here`, or leave it out.
+    """Keep the classifier, sort its rows into the order of the classes `ours`, or leave it out.
 
     Returns why it was left out.
     """
@@ -189,12 +189,12 @@ def _fit_classifier(
     if len(held) < len(classifier):
         reason = "there is none in it"
     elif any(weights[key].shape[:1] != own[key].shape[:1] for key in held):
-        reason = f"it is for {len(weights[held[0]]):,} classes, not {len(here):,}"
-    elif there is None or there == list(here):
+        reason = f"it is for {len(weights[held[0]]):,} classes, not {len(ours):,}"
+    elif theirs is None or theirs == list(ours):
         return None
-    elif sorted(there) == sorted(here):
-        place = {name: row for row, name in enumerate(there)}
-        order = torch.tensor([place[name] for name in here])
+    elif sorted(theirs) == sorted(ours):
+        row_of = {name: row for row, name in enumerate(theirs)}
+        order = torch.tensor([row_of[name] for name in ours])
         weights |= {key: weights[key][order] for key in held}
         log.append("put the classifier's rows into the order of the classes here")
         return None

@@ -56,7 +56,7 @@ def sine_positions(height: int, width: int, channels: int) -> Tensor:
     count = channels // 4
     frequencies = 10_000.0 ** -(torch.arange(count) / (count - 1))
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    angles = [place.flatten()[:, None] * frequencies for place in (x, y)]
+    angles = [coordinate.flatten()[:, None] * frequencies for coordinate in (x, y)]
     return torch.cat([part for angle in angles for part in (angle.sin(), angle.cos())], dim=1)
 
 

@@ -113,8 +113,11 @@ class LiveLine(Bar):
     def show(self, report: Report) -> None:
         """Show where the run is; a training report's values stay until the next one's."""
         epoch = min(report["epoch"], float(self._epochs))  # the last step may go beyond it
-        places = 1 if float(self._epochs) >= 1 else 2
-        fields: dict[str, Any] = {"epoch": f"{epoch:.{places}f}/{self._epochs}", "evaluated": None}
+        decimals = 1 if float(self._epochs) >= 1 else 2
+        fields: dict[str, Any] = {
+            "epoch": f"{epoch:.{decimals}f}/{self._epochs}",
+            "evaluated": None,
+        }
         if report["kind"] == "train":
             self._minor = _joined(minor_values(report), "dim")
             fields |= {"report": report, "since": time.monotonic()}

@@ -101,7 +101,7 @@ def _series(chart: Chart, groups: Sequence[Group]) -> tuple[Series, ...]:
     """One group's curves differ in colour; of several groups, each has a colour."""
     found = []
     count = max(min(_POINTS, _MOST // len(groups)), 100)
-    for place, group in enumerate(groups):
+    for number, group in enumerate(groups):
         for path, role in chart.curves.items():
             curve = curve_of(group, path, count, chart.scale)
             if curve is None:
@@ -109,10 +109,10 @@ def _series(chart: Chart, groups: Sequence[Group]) -> tuple[Series, ...]:
             name, colour = role, _COLOUR_OF.get(role, 0)
             if len(groups) > 1:
                 name = f"{group.name}, {role}" if role == _EMA else group.name
-                colour = place % COLOURS
+                colour = number % COLOURS
             is_noisy = path.startswith("train.") and path != "train.lr"
             has_dots = path.startswith("val.") and len(curve.drawn.steps) <= _DOTS
-            found.append(Series(name, place, colour, is_noisy, role == _EMA, has_dots, curve))
+            found.append(Series(name, number, colour, is_noisy, role == _EMA, has_dots, curve))
     return tuple(found)
 
 

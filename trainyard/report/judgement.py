@@ -29,20 +29,20 @@ def matrix(recorded: Recorded, num_classes: int, name: Callable[[int], str]) -> 
     counts = pair_counts(scores, recorded.labels, classes)
     head = ["", *map(name, classes), *(["others"] if which else [])]
     rows: list[list[Child]] = [
-        [name(label), *_cells(place, counts[place, : len(head) - 1])]
-        for place, label in enumerate(classes)
+        [name(label), *_cells(number, counts[number, : len(head) - 1])]
+        for number, label in enumerate(classes)
     ]
     text = f"Images by their class (rows) and the model's guess (columns){which}."
     whole = table(head, rows, caption="Confusion matrix", numbers=1, class_="matrix")
     return join(about(text), whole)
 
 
-def _cells(place: int, counts: NDArray[Any]) -> Iterator[Html]:
+def _cells(number: int, counts: NDArray[Any]) -> Iterator[Html]:
     """Shaded by the share of the row."""
     total = max(int(counts.sum()), 1)
     for column, count in enumerate(counts.tolist()):
         shade = sum(count / total > least for least in _SHADES)
-        kind = "hit" if column == place else "miss"
+        kind = "hit" if column == number else "miss"
         yield tag("span", f"{count:,}" if count else "", class_=f"{kind} shade{shade}")
 
 
@@ -53,7 +53,10 @@ def confidence_section(scores: Predictions, temperature: float) -> Html:
     """
     rows = [row for row in reliability(scores) if row.samples]
     is_read = scores.is_read()
-    confidence, accuracy = scores.confidence[is_read].mean(), (scores.place[is_read] == 1).mean()
+    confidence, accuracy = (
+        scores.confidence[is_read].mean(),
+        (scores.rank_of_truth[is_read] == 1).mean(),
+    )
     text = (
         f"On average the model is {confidence:.1%} sure of its guesses, and {accuracy:.1%} of them "
         f"are right. Expected calibration error: {calibration_error(scores):.4f} (15 bins)."
@@ -83,8 +86,8 @@ def _diagram(rows: list[Bin]) -> Html:
     for row in rows:
         tip = f"{row.accuracy:.1%} of {row.samples:,} images are right, {row.confidence:.1%} sure"
         high, width = _SIDE * row.accuracy, _SIDE * (row.high - row.low) - 1
-        place = {"x": _SIDE * row.low + 0.5, "y": _SIDE - high, "width": width, "height": high}
-        bars.append(tag("rect", tag("title", tip), **place, class_="bar"))
+        box = {"x": _SIDE * row.low + 0.5, "y": _SIDE - high, "width": width, "height": high}
+        bars.append(tag("rect", tag("title", tip), **box, class_="bar"))
     diagonal = tag("line", x1=0, y1=_SIDE, x2=_SIDE, y2=0, class_="diagonal")
     return drawing(
         [*bars, diagonal],

@@ -150,8 +150,8 @@ def _mtime(path: Path) -> float:
 def _recipe(command: Any) -> str | None:
     """The recipe that a command line names; None for a program that calls the library."""
     words = command if isinstance(command, list) else []
-    place = words.index("train") + 1 if "train" in words else len(words)
-    name = _text(words[place]) if place < len(words) else None
+    position = words.index("train") + 1 if "train" in words else len(words)
+    name = _text(words[position]) if position < len(words) else None
     return Path(name).stem if name and not name.startswith("-") else None  # options may come first
 
 

@@ -133,8 +133,8 @@ def _comparison(groups: Sequence[Group]) -> Html:
     shown = [key for key in keys if any(run.best(key) for run in runs)] or ["top1"]
     head = ["Run", "Seed", *map(_title, shown), "Lowest loss", "Epochs", "Time", "Images/s"]
     rows: list[list[Child]] = []
-    for place, group in enumerate(groups):
-        swatch = tag("span", class_=f"swatch c{place % COLOURS}")
+    for row, group in enumerate(groups):
+        swatch = tag("span", class_=f"swatch c{row % COLOURS}")
         if group.is_several:
             rows.append(_row(tag("b", swatch, group.name), "all", group.runs, shown))
         for run in group.runs:

@@ -102,8 +102,8 @@ def _class_table(head: list[str], rows: list[_ClassRow]) -> tuple[Html, dict[str
     caption = f"The {len(body)} worst of {len(rows):,} classes; the full table needs JavaScript"
     worst = table(head, body, caption=caption, numbers=1)
     data = [(name, images, *(round(of, 4) for of in shares)) for name, images, shares in rows]
-    place = tag("div", tag("noscript", worst), id="classes-table")
-    return place, {"classes": data, "class_columns": head}
+    container = tag("div", tag("noscript", worst), id="classes-table")
+    return container, {"classes": data, "class_columns": head}
 
 
 def _histogram(top1: NDArray[np.float64]) -> Html:
@@ -112,8 +112,8 @@ def _histogram(top1: NDArray[np.float64]) -> Html:
     bars = []
     for n, count in enumerate(counts):
         tip = tag("title", f"{count:,} classes between {n / _BINS:.0%} and {(n + 1) / _BINS:.0%}")
-        place = {"x": n + 0.04, "y": max(counts) - count, "width": 0.92, "height": count}
-        bars.append(tag("rect", tip, **place, class_="bar"))
+        box = {"x": n + 0.04, "y": max(counts) - count, "width": 0.92, "height": count}
+        bars.append(tag("rect", tip, **box, class_="bar"))
     label = f"Classes by top-1 accuracy: {int((top1 < 0.5).sum())} of {len(top1)} below 50%"
     caption = f"Number of classes by their top-1 accuracy; the highest bar has {max(counts):,}"
     return drawing(bars, (_BINS, max(counts)), label=label, caption=caption)
@@ -149,7 +149,7 @@ def _confusions(run: Run, recorded: Recorded, album: Album) -> Html:
 
 def _errors(run: Run, recorded: Recorded, album: Album) -> Html:
     scores: Predictions = recorded.scores
-    wrong = np.flatnonzero(scores.is_read() & (scores.place > 1) & (scores.guess >= 0))
+    wrong = np.flatnonzero(scores.is_read() & (scores.rank_of_truth > 1) & (scores.guess >= 0))
     if not len(wrong):
         return about("Every validation image is recognised.")
     chosen = {*_highest(scores.loss, wrong, _ERRORS), *_highest(scores.confidence, wrong, _ERRORS)}

@@ -18,7 +18,7 @@ _SHOWN = 48
 class _Suspect(NamedTuple):
     data: str
     sample: int
-    place: tuple[str, int]
+    origin: tuple[str, int]
     """Its file, and the offset in it."""
     label: str
     guess: str
@@ -76,7 +76,7 @@ def _suspect(row: dict[str, Any]) -> _Suspect:
     return _Suspect(
         data=row["data"],
         sample=int(row["sample"]),
-        place=(row["file"], int(row["offset"])),
+        origin=(row["file"], int(row["offset"])),
         label=row["class"],
         guess=row["guess"],
         confidence=float(row["confidence"]),
@@ -91,6 +91,6 @@ def _album(found: list[_Suspect], run: Run) -> Album:
         return Album(why_none=f"The images are not at hand here ({error}).")
     for one in found:
         is_there = 0 <= one.sample < len(index)
-        if not is_there or index.locate(one.sample)[:2] != one.place:
+        if not is_there or index.locate(one.sample)[:2] != one.origin:
             return Album(why_none="The data has changed since, so its images are not shown.")
     return Album(index, exif=turns_upright(run))

@@ -29,10 +29,10 @@ class Loggers:
     def __init__(self, sinks: Sequence[Sink] = (), trackers: Sequence[Tracker] = ()) -> None:
         self._sinks, self._trackers = sinks, trackers
         self._all: tuple[Sink | Tracker, ...] = (*sinks, *trackers)
-        self._place = _BEGINNING
+        self._progress = _BEGINNING
 
     def write(self, report: Report) -> None:
-        self._place = {key: report[key] for key in _BEGINNING}
+        self._progress = {key: report[key] for key in _BEGINNING}
         for each in self._all:
             each.write(report)
 
@@ -45,7 +45,7 @@ class Loggers:
         """Report a tracker's problem to Trainyard's own sinks alone."""
         event = {"kind": "event", "event": "tracker", "level": "warning", "message": message}
         for sink in self._sinks:
-            sink.write(event | self._place)
+            sink.write(event | self._progress)
 
     def concluded(self, outcome: Outcome) -> Outcome:
         """Notify trackers if the run is complete, not just stopped."""

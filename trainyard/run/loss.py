@@ -57,9 +57,9 @@ def files_of_loss(config: LossConfig) -> dict[str, str]:
     """
     files: dict[str, Path] = {}
     if config.teacher is not None:
-        place = Path(config.teacher)
-        folder = find_checkpoint(place)[1] if place.is_dir() else None
-        files["loss.teacher"] = folder / "manifest.json" if folder else place
+        path = Path(config.teacher)
+        folder = find_checkpoint(path)[1] if path.is_dir() else None
+        files["loss.teacher"] = folder / "manifest.json" if folder else path
     if isinstance(config.class_weights, str) and config.class_weights != "balanced":
         files["loss.class_weights"] = Path(config.class_weights)
     return {

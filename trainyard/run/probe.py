@@ -114,8 +114,8 @@ def _rows(
                 raise RecipeError("model.no-linear-classifier", name=config.model.name)
             is_good = (batch.weights > 0) & features_BD.isfinite().all(dim=1)
             one_and_features = torch.cat([torch.ones_like(is_good[:, None]), features_BD], dim=1)
-            places = torch.from_numpy(np.searchsorted(ids, batch.ids.numpy())).to(rows.device)
-            rows[places] = torch.where(is_good[:, None], one_and_features.float(), 0.0)
+            positions = torch.from_numpy(np.searchsorted(ids, batch.ids.numpy())).to(rows.device)
+            rows[positions] = torch.where(is_good[:, None], one_and_features.float(), 0.0)
             done += len(batch.ids)
             on_count(done)
     return rows

@@ -111,16 +111,16 @@ def _splits(config: RunConfig, data: Datasets, course: Course) -> dict[str, str]
     epoch = course.epoch_samples
     drawn = "" if epoch == len(data.train) else f", of which an epoch draws {epoch:,}"
     if val.side is not None:
-        share = f"{val.side.key} = {val.side.part} of {_places(val.locations)}"
+        share = f"{val.side.key} = {val.side.part} of {_locations(val.locations)}"
     else:
-        share = _places(val.locations)
+        share = _locations(val.locations)
     return {
-        "train": f"{how_many(len(data.train), 'image')}: {_places(train.locations)}{drawn}",
+        "train": f"{how_many(len(data.train), 'image')}: {_locations(train.locations)}{drawn}",
         "validate": f"{how_many(len(data.val), 'image')}: {share}",
     }
 
 
-def _places(locations: str | tuple[str, ...] | None) -> str:
+def _locations(locations: str | tuple[str, ...] | None) -> str:
     first, *rest = (locations,) if isinstance(locations, str) else locations or ("",)
     return f"{first} and {how_many(len(rest), 'other')}" if rest else first
 

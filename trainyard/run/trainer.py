@@ -161,7 +161,7 @@ class Trainer:
                 data.train,
                 self.parts.order,
                 self.course,
-                place=self.state.stream,
+                resume_state=self.state.stream,
                 report=self.report,
             ) as self.feed,
             self.feeds.evaluations(data.val) as self.kept,

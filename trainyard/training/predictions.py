@@ -4,6 +4,7 @@ Memory grows with the number of samples alone, not with the number of classes.
 """
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ class Evaluation:
 class Predictions:
     """Columns by sample number, equal on all ranks."""
 
-    place: Floats
+    rank_of_truth: Floats
     """Rank of the true class by its logit, 1 for the highest; among equal logits the lower class
     number ranks first. 0 for an unreadable sample, whose other columns are 0 too."""
     guess: Floats
@@ -42,16 +43,22 @@ class Predictions:
     loss: Floats
     """Cross-entropy, without smoothing."""
 
+    @property
+    def place(self) -> Floats:
+        """The former name of `rank_of_truth`."""
+        warnings.warn("Predictions.place: say rank_of_truth", DeprecationWarning, stacklevel=2)
+        return self.rank_of_truth
+
     def is_read(self) -> NDArray[np.bool_]:
-        return self.place > 0
+        return self.rank_of_truth > 0
 
     def evaluation(self) -> Evaluation:
-        place, count = self.place[self.is_read()], max(int(self.is_read().sum()), 1)
+        rank, count = self.rank_of_truth[self.is_read()], max(int(self.is_read().sum()), 1)
         return Evaluation(
-            samples=len(place),
-            bad=len(self.place) - len(place),
-            top1=int((place == 1).sum()) / count,
-            top5=int((place <= 5).sum()) / count,
+            samples=len(rank),
+            bad=len(self.rank_of_truth) - len(rank),
+            top1=int((rank == 1).sum()) / count,
+            top5=int((rank <= 5).sum()) / count,
             loss=float(self.loss.sum(dtype=np.float64)) / count,
         )
 
@@ -128,12 +135,12 @@ class ClassAccuracy(NamedTuple):
 def per_class(predictions: Predictions, labels: NDArray[np.int32]) -> list[ClassAccuracy]:
     """Metrics of each class that has samples, the worst first."""
     is_read = predictions.is_read()
-    place, labels = predictions.place[is_read], labels[is_read]
+    rank, labels = predictions.rank_of_truth[is_read], labels[is_read]
     guess = predictions.guess[is_read].astype(np.int64)
     width = int(max(labels.max(initial=-1), guess.max(initial=-1))) + 1
     counts, hits, top5, guesses = (
         np.bincount(chosen, minlength=width)
-        for chosen in (labels, labels[place == 1], labels[place <= 5], guess[guess >= 0])
+        for chosen in (labels, labels[rank == 1], labels[rank <= 5], guess[guess >= 0])
     )
     rows = [
         ClassAccuracy(
@@ -168,7 +175,7 @@ def confusions(
     `with_right`: also of a class and itself; all are then the confusion matrix, without zeros.
     """
     chosen = predictions.is_read() & (predictions.guess >= 0)
-    wrong = chosen if with_right else chosen & (predictions.place > 1)
+    wrong = chosen if with_right else chosen & (predictions.rank_of_truth > 1)
     base = int(max(labels.max(initial=0), predictions.guess.max(initial=0))) + 1
     pairs, counts = np.unique(
         labels[wrong].astype(np.int64) * base + predictions.guess[wrong].astype(np.int64),

@@ -14,6 +14,8 @@ from trainyard.monitor.reports import Report
 from trainyard.training.label_scores import LabelScores
 from trainyard.training.predictions import NOWHERE, Predictions
 
+_COLUMN = {"rank_of_truth": "place"}  # names in the file that are not those of the fields
+
 
 class Recorded(NamedTuple):
     step: int
@@ -39,7 +41,7 @@ def record(
     weights: str,
 ) -> None:
     """Save the predictions of the weights, or of their moving average, over those saved before."""
-    columns = asdict(scores)
+    columns = {_COLUMN.get(name, name): column for name, column in asdict(scores).items()}
     packed = io.BytesIO()
     np.savez_compressed(
         packed, step=np.int64(step), weights=np.str_(weights), labels=labels, **columns
@@ -55,7 +57,7 @@ def load_recorded(path: Path) -> Recorded | None:
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as columns:
             kind = LabelScores if "logits" in columns else Predictions
-            scores = kind(**{field.name: columns[field.name] for field in fields(kind)})
+            scores = kind(*(columns[_COLUMN.get(each.name, each.name)] for each in fields(kind)))
             step, weights = int(columns["step"]), str(columns["weights"])
             recorded = Recorded(step, weights, columns["labels"], scores)
             _check(recorded)
@@ -80,7 +82,7 @@ def _check(recorded: Recorded) -> None:
         _check_column("labels", labels, "b", samples + classes)
         return
     _check_column("labels", labels, "i", samples, bounds=(0, NOWHERE))
-    _check_column("place", scores.place, "f", samples, bounds=(0, NOWHERE))
+    _check_column("place", scores.rank_of_truth, "f", samples, bounds=(0, NOWHERE))
     _check_column("guess", scores.guess, "f", samples, bounds=(-1, NOWHERE))
     _check_column("confidence", scores.confidence, "f", samples, bounds=(0, 1 + 1e-3))  # rounded
     _check_column("loss", scores.loss, "f", samples)  # not finite, where a logit is not

@@ -43,10 +43,10 @@ def reliability(predictions: Predictions, bins: int = _BINS) -> list[Bin]:
     is_read = predictions.is_read()
     confidence = predictions.confidence[is_read].astype(np.float64)
     edges = np.arange(bins + 1) / bins
-    place = np.digitize(confidence, edges[1:-1], right=True)
-    columns = confidence, predictions.place[is_read] == 1
-    counts = np.bincount(place, minlength=bins)
-    means = [np.bincount(place, of, minlength=bins) / np.maximum(counts, 1) for of in columns]
+    bin_of = np.digitize(confidence, edges[1:-1], right=True)
+    columns = confidence, predictions.rank_of_truth[is_read] == 1
+    counts = np.bincount(bin_of, minlength=bins)
+    means = [np.bincount(bin_of, of, minlength=bins) / np.maximum(counts, 1) for of in columns]
     table = (edges[:-1], edges[1:], counts, *means)
     return [Bin(*row) for row in zip(*(column.tolist() for column in table), strict=True)]
 

@@ -65,8 +65,8 @@ def data_index(options: argparse.Namespace) -> int:
 
     if options.seek:
         check_extension()
-    places = all_splits(options.location)
-    found = {split: _indexed(location, options.seek) for split, location in places.items()}
+    splits = all_splits(options.location)
+    found = {split: _indexed(location, options.seek) for split, location in splits.items()}
     if options.json:
         print(json.dumps(found))
     for split, about in {} if options.json else found.items():

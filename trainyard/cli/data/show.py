@@ -115,13 +115,13 @@ def open_splits(
 
     console, indices = Console(stderr=True), dict[str, "Index"]()
     warn(console, location_remarks(location))
-    for split, place in all_splits(location, is_divided=bool(division)).items():
+    for split, source in all_splits(location, is_divided=bool(division)).items():
         first = next(iter(indices.values()), None)
         known = first.classes if first and one_label_space else None
         for side in division or (None,):
-            with counter(console, f"indexing {place}") as progress:
+            with counter(console, f"indexing {source}") as progress:
                 name = split if side is None else side.split
-                indices[name] = open_merged([place], known, progress, side)
+                indices[name] = open_merged([source], known, progress, side)
     warn(console, what_is_left_out(indices.values()))
     named = [index.classes for index in indices.values() if index.has_names]
     warn(console, dict.fromkeys(text for names in named for text in name_remarks(names)))

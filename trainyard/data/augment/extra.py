@@ -110,13 +110,13 @@ class MultiHot:
         values = np.append(lists.values, np.int32(num_classes))  # never empty
         self._starts = torch.from_numpy(starts).to(device)
         self._values = torch.from_numpy(values).to(device)
-        self._places = torch.arange(int(np.diff(starts).max(initial=0)), device=device)
+        self._offsets = torch.arange(int(np.diff(starts).max(initial=0)), device=device)
         self._num_classes = num_classes
 
     def __call__(self, numbers: Tensor) -> Tensor:
-        places = self._starts[numbers][:, None] + self._places
-        is_own = places < self._starts[numbers + 1][:, None]
-        labels = self._values[places.clamp(max=len(self._values) - 1)].long()
-        labels = labels.where(is_own, self._num_classes)  # a column for places without a label
+        positions = self._starts[numbers][:, None] + self._offsets
+        is_label = positions < self._starts[numbers + 1][:, None]
+        labels = self._values[positions.clamp(max=len(self._values) - 1)].long()
+        labels = labels.where(is_label, self._num_classes)  # a column for places without a label
         targets = torch.zeros(len(numbers), self._num_classes + 1, device=numbers.device)
         return targets.scatter_(1, labels, 1.0)[:, : self._num_classes]

@@ -78,17 +78,17 @@ class JoinFeed:
         open_loader: Callable[[int, int], StreamLoader],
         open_feed: Callable[[HostBatches, int], Feed],
         channels: int,
-        place: JoinState,
+        resume_state: JoinState,
         world: World,
         report: Callable[[dict[str, Any]], None],
     ) -> None:
         """`open_loader(pass, batches)` skips that many batches of a pass.
 
         `open_feed(batches, first)` makes device batches of host batches; the first batch begins at
-        sample `first` of the run. `place` is kept up to date. `report` is called after each pass.
+        sample `first` of the run. `resume_state` is kept up to date; each pass ends with `report`.
         """
         self._course, self._open_loader, self._open_feed = course, open_loader, open_feed
-        self._place, self._world, self._report = place, world, report
+        self._resume_state, self._world, self._report = resume_state, world, report
         self._channels = channels
         self._ends: list[int] = []
         self._past = 0
@@ -110,9 +110,9 @@ class JoinFeed:
         if self._feed is None or step != self._step:  # else rolled back; the data continues
             with together(self._world):
                 self._ends = self._ends_before(step)
-            self._seen = self._place.get("seen", 0)
+            self._seen = self._resume_state.get("seen", 0)
             # Checkpoints of 0.2.0 have no count.
-            self._past = self._place.get("past", max(self._ends, default=0) * self._batch)
+            self._past = self._resume_state.get("past", max(self._ends, default=0) * self._batch)
             self.close()
             self._step, self._is_dry = step, False
             self._feed = self._open_feed(self._host_batches(), step * self._batch)
@@ -139,14 +139,14 @@ class JoinFeed:
 
     def _ends_before(self, step: int) -> list[int]:
         """The ends of passes up to a step. CheckpointError if the run cannot resume there."""
-        if step and "ends" not in self._place:
+        if step and "ends" not in self._resume_state:
             raise CheckpointError(
                 "checkpoint.not-of-join",
                 "data.order = 'join' resumes only from its own checkpoints: use the weights of "
                 "this one with model.checkpoint",
             )
-        ends: list[int] = self._place.get("ends", [])
-        ranks, begin = self._place.get("ranks"), max(ends, default=0)
+        ends: list[int] = self._resume_state.get("ends", [])
+        ranks, begin = self._resume_state.get("ranks"), max(ends, default=0)
         if step > begin and ranks != self._world.size:
             raise CheckpointError(
                 "checkpoint.inside-pass",
@@ -218,7 +218,7 @@ class JoinFeed:
         self._report({"kind": "event", "event": "pass", "seen": seen, "message": message})
 
     def _note(self) -> None:
-        self._place.update(
+        self._resume_state.update(
             ranks=self._world.size, ends=list(self._ends), past=self._past, seen=self._seen
         )
 

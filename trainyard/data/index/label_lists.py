@@ -23,8 +23,8 @@ class LabelLists(NamedTuple):
         ends = self.ends[numbers]
         lengths = ends - np.where(numbers > 0, self.ends[numbers - 1], 0)
         rows = np.repeat(np.arange(len(numbers)), lengths)
-        places = np.arange(len(rows)) + np.repeat(ends - np.cumsum(lengths), lengths)
-        return rows, self.values[places]
+        positions = np.arange(len(rows)) + np.repeat(ends - np.cumsum(lengths), lengths)
+        return rows, self.values[positions]
 
     def multi_hot(self, numbers: NDArray[np.int32], num_classes: int) -> NDArray[np.bool_]:
         """True for the classes in each list: bool[numbers, num_classes]."""

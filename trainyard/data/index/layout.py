@@ -54,12 +54,12 @@ class Doubt(NamedTuple):
 def doubt_about(location: str) -> Doubt | None:
     """A doubt about the classes of a folder of images; None for other data, and without one."""
     try:
-        place = find_place(location)
-        if is_remote(location) or not place.is_folder or formats.recognise(place) != "folder":
+        resolved = find_place(location)
+        if is_remote(location) or not resolved.is_folder or formats.recognise(resolved) != "folder":
             return None
     except DataError:  # told where the data is opened
         return None
-    entries = [e for e in entries_of(place.root) if is_folder(e) and not is_hidden(e.name)]
+    entries = [e for e in entries_of(resolved.root) if is_folder(e) and not is_hidden(e.name)]
     is_deep = not any(map(_holds_image, entries))
     reasons = [*_by_name([entry.name for entry in entries], is_deep)]
     if is_deep or reasons:  # a folder without any image is no class
@@ -72,7 +72,7 @@ def doubt_about(location: str) -> Doubt | None:
         reasons.append(("all images lie deeper, in folders inside of them", False))
         if all(map(_SHORT.fullmatch, names)) and not all(map(str.isdigit, names)):
             reasons.append(("they have the names of an alphabet or of hashes", False))
-    if table := _table(place.root, entries):
+    if table := _table(resolved.root, entries):
         reasons.append((f"{table} lists their images", False))
     if not reasons:
         return None
@@ -143,11 +143,11 @@ def _images(folder: str) -> Iterator[str]:
 def _table(root: str, folders: Sequence["os.DirEntry[str]"]) -> str | None:
     """A table in a location, or beside a split, that lists an image of each of some folders."""
     above, name = os.path.split(os.path.abspath(root))
-    places = [root, above] if split_named(name) else [root]
+    parents = [root, above] if split_named(name) else [root]
     tables = [
         entry.path
-        for place in places
-        for entry in entries_of(place)
+        for parent in parents
+        for entry in entries_of(parent)
         if entry.name.lower().endswith(_TABLES) and entry.is_file() and not is_hidden(entry.name)
     ]
     images = [next(_images(entry.path), "") for entry in islice(folders if tables else (), _NAMED)]

@@ -38,11 +38,11 @@ def merged_splits(
     Each of several must have train data, and at least one val data; all val data is used. For
     `may_share` see `train_and_val`. DataError for folders that are hardly classes.
     """
-    found = _merged_splits([take_secrets(place) for place in locations], may_share)
+    found = _merged_splits([take_secrets(location) for location in locations], may_share)
     train, val = found["train"], found["val"]
     rest = f"--data.val {shlex.quote(val)}" if isinstance(val, str) else "--data.val_share 0.1"
-    for place in [train] if isinstance(train, str) else train or ():
-        check_classes(place, rest)
+    for location in [train] if isinstance(train, str) else train or ():
+        check_classes(location, rest)
     return found
 
 
@@ -51,7 +51,9 @@ def _merged_splits(locations: Sequence[str], may_share: bool) -> dict[str, str |
         return dict(train_and_val(locations[0], may_share=may_share))
     found = [find_splits(location) for location in locations]
     if may_share:
-        found = [splits or {"train": place} for place, splits in zip(locations, found, strict=True)]
+        found = [
+            splits or {"train": location} for location, splits in zip(locations, found, strict=True)
+        ]
     for location, splits in zip(locations, found, strict=True):
         if "train" not in splits:
             raise DataError(
@@ -126,7 +128,7 @@ def _unite(
 
     DataError for a class that is none of these, and where lists of labels meet single ones.
     """
-    kinds = {part.lists is None: place for place, part in zip(locations, parts, strict=True)}
+    kinds = {part.lists is None: location for location, part in zip(locations, parts, strict=True)}
     if len(kinds) > 1:
         raise DataError(
             "data.mixed-locations",
@@ -138,8 +140,8 @@ def _unite(
     if known is None:
         known = unite_classes((part.classes, part.has_names) for part in parts)
         plain_names(known, " and ".join(locations))
-    for place, part in zip(locations, parts, strict=True):
-        report(match_classes(known, part.classes, place, has_names=part.has_names))
+    for location, part in zip(locations, parts, strict=True):
+        report(match_classes(known, part.classes, location, has_names=part.has_names))
     return list(known)
 
 
@@ -269,8 +271,8 @@ def _full_names(part: Index) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     starts = before + np.concatenate([[0], ends[:-1]])
     full = np.empty(len(text) + len(prefix) * len(ends), np.uint8)
     is_own = np.ones(len(full), bool)
-    for place, byte in enumerate(prefix):
-        full[starts + place] = byte
-        is_own[starts + place] = False
+    for position, byte in enumerate(prefix):
+        full[starts + position] = byte
+        is_own[starts + position] = False
     full[is_own] = text
     return full, ends + before + len(prefix)

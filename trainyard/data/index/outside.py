@@ -16,7 +16,7 @@ _SIGNS = (b"..", b"://", b"\0")  # a relative name without these stays inside
 _CHUNK, _THREADS = 2048, 16  # files that a thread looks at in a row: a file server may be slow
 
 
-def names_stay_inside(index: Index, place: ResolvedLocation) -> bool:
+def names_stay_inside(index: Index, resolved: ResolvedLocation) -> bool:
     """True if no name in an index leads out of the folder of its data, or of the option `root`."""
     names = index.file_names
     begins = names.ends - np.diff(names.ends, prepend=0)
@@ -24,11 +24,11 @@ def names_stay_inside(index: Index, place: ResolvedLocation) -> bool:
     is_absolute = names.text[begins[begins < names.ends]] == ord("/")
     if not is_absolute.any() and not any(sign in content for sign in _SIGNS):
         return True  # without a look at each name
-    here = os.path.realpath(place.root)
-    root = os.path.abspath(os.path.join(place.root, place.options.get("root", "")))
+    folder = os.path.realpath(resolved.root)
+    root = os.path.abspath(os.path.join(resolved.root, resolved.options.get("root", "")))
     return all(
         is_inside(name)
-        or (_is_under(root, os.path.normpath(os.path.join(here, name))) and not is_remote(name))
+        or (_is_under(root, os.path.normpath(os.path.join(folder, name))) and not is_remote(name))
         for name in names
     )
 
@@ -62,8 +62,8 @@ def look_outside(index: Index) -> Callable[[str], str | None]:
 
     def look(name: str) -> str | None:
         folder, last = os.path.split(os.path.join(root, name))
-        here = os.path.join(real_folder(folder), last)
-        real = os.path.realpath(here) if os.path.islink(here) else here
+        folder = os.path.join(real_folder(folder), last)
+        real = os.path.realpath(folder) if os.path.islink(folder) else folder
         is_as_named = real == os.path.normpath(os.path.join(real_folder(root), name))
         return None if is_as_named or _is_under(real_folder(root), real) else real
 

@@ -46,7 +46,7 @@ def check_apart(train: Index | tuple[str, ...], val: Index, *, few: int = 100_00
     elif not follow and _lie_apart(train, val):
         return
     else:
-        shared = same_places(train, val, follow=follow)
+        shared = same_samples(train, val, follow=follow)
     if len(shared):
         file, offset, _ = val.locate(int(shared[0]))
         raise DataError(
@@ -61,7 +61,7 @@ def check_apart(train: Index | tuple[str, ...], val: Index, *, few: int = 100_00
         )
 
 
-def same_places(train: Index, val: Index, *, follow: bool = True) -> NDArray[np.int64]:
+def same_samples(train: Index, val: Index, *, follow: bool = True) -> NDArray[np.int64]:
     """The rows of `val` at the same place of the same file as a row of `train`.
 
     `follow`: links of files are followed; links of folders always are.
@@ -69,7 +69,7 @@ def same_places(train: Index, val: Index, *, follow: bool = True) -> NDArray[np.
     if not _kinds(train) & _kinds(val):
         return np.empty(0, np.int64)
     shared: NDArray[np.int64] = np.flatnonzero(
-        np.isin(_places(val, follow), _places(train, follow))
+        np.isin(_sample_hashes(val, follow), _sample_hashes(train, follow))
     )
     return shared
 
@@ -79,8 +79,8 @@ def check_once(parts: Sequence[Index], locations: Sequence[str], *, few: int = 1
     follow = sum(map(_count, parts)) <= few
     seen = np.empty(0, np.uint64)
     for part, location in zip(parts, locations, strict=True):
-        own = _places(part, follow)
-        if len(shared := np.flatnonzero(np.isin(own, seen))):
+        hashes = _sample_hashes(part, follow)
+        if len(shared := np.flatnonzero(np.isin(hashes, seen))):
             raise DataError(
                 "data.image-in-two-locations",
                 "{location}: {num_shared:,} of its images are in a location before it too, the "
@@ -89,14 +89,14 @@ def check_once(parts: Sequence[Index], locations: Sequence[str], *, few: int = 1
                 num_shared=len(shared),
                 path=part.locate(int(shared[0]))[0],
             )
-        seen = np.concatenate([seen, own])
+        seen = np.concatenate([seen, hashes])
 
 
-def _places(index: Index, follow: bool) -> Hashes:
+def _sample_hashes(index: Index, follow: bool) -> Hashes:
     """A hash of each sample's file and place in it, equal for each name of the file."""
     files = hash_names(_real_paths(index, follow))
-    places: Hashes = fold_in(0, files[index.file].view(np.int64), index.places).view(np.uint64)
-    return places
+    hashes: Hashes = fold_in(0, files[index.file].view(np.int64), index.places).view(np.uint64)
+    return hashes
 
 
 def hash_names(texts: Iterable[str]) -> Hashes:

@@ -189,9 +189,9 @@ def _remote_stamp(base: str, name: str) -> Stamp | None:
         return None
 
 
-def check_present(place: ResolvedLocation) -> None:
+def check_present(resolved: ResolvedLocation) -> None:
     """DataError that names the first missing file of a remote place."""
-    found = stamps(place.root, place.names)
+    found = stamps(resolved.root, resolved.names)
     missing = [name for name, stamp in found.items() if stamp is None]
     if not missing:
         return
@@ -199,7 +199,7 @@ def check_present(place: ResolvedLocation) -> None:
         more = "; name shards, a file, or a folder that has a dataset.json"
     else:
         more = f" ({len(missing)} of {len(found)} are missing)"
-    url = place.path(missing[0])
+    url = resolved.path(missing[0])
     try:
         open_source(url).close()
     except PermissionError as error:

@@ -145,8 +145,8 @@ def with_secrets(name: str) -> str:
     if name.startswith(PIPE):
         return _known.get(name, name)
     path, mark, _ = name.partition("?")
-    places = [name] if mark else [path, *_above(path)]
-    query = next((_known[place] for place in places if place in _known), None)
+    prefixes = [name] if mark else [path, *_above(path)]
+    query = next((_known[prefix] for prefix in prefixes if prefix in _known), None)
     return name if query is None else f"{path}?{query}"
 
 

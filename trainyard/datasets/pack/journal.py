@@ -31,9 +31,9 @@ class Part(NamedTuple):
     def __str__(self) -> str:
         return f"{self.number}/{self.of}"
 
-    def owns(self, place: int) -> bool:
+    def owns(self, position: int) -> bool:
         """True for the shard at a place in the list: every `of`th one."""
-        return place % self.of == self.number - 1
+        return position % self.of == self.number - 1
 
 
 @dataclass(frozen=True)

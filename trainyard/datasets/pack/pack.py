@@ -157,7 +157,7 @@ def num_samples(splits: dict[str, Selection], options: PackOptions, part: Part |
 def _shared(jobs: dict[str, list[ShardJob]], part: Part | None) -> list[ShardJob]:
     """The shards of a part, or all."""
     every = [job for of_split in jobs.values() for job in of_split]
-    return [job for place, job in enumerate(every) if part is None or part.owns(place)]
+    return [job for number, job in enumerate(every) if part is None or part.owns(number)]
 
 
 def _write(

@@ -201,11 +201,11 @@ def choose_classes(
     if wish.isdecimal():
         keep = _at_random(int(wish), count, seed)
     else:
-        known = {name: place for place, name in enumerate(names)}
+        known = {name: number for number, name in enumerate(names)}
         if classes is None:  # 7 as well as 007
-            known |= {str(place): place for place in range(count)}
+            known |= {str(number): number for number in range(count)}
         keep = np.array(sorted({_find(name, known) for name in _listed(wish)}), np.int64)
-    return keep, tuple(names[place] for place in keep.tolist())
+    return keep, tuple(names[number] for number in keep.tolist())
 
 
 def _at_random(wanted: int, count: int, seed: int) -> NDArray[np.int64]:
@@ -216,8 +216,8 @@ def _at_random(wanted: int, count: int, seed: int) -> NDArray[np.int64]:
             num_wanted=wanted,
             num_classes=count,
         )
-    places = np.arange(count)
-    return np.sort(permute(places, fold_in(seed, np.ones_like(places)), count)[:wanted])
+    positions = np.arange(count)
+    return np.sort(permute(positions, fold_in(seed, np.ones_like(positions)), count)[:wanted])
 
 
 def _listed(wish: str) -> list[str]:

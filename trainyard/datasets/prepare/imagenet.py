@@ -134,12 +134,12 @@ def prepare_imagenet_1k(source: Path, preparation: Preparation, *, repair: bool)
 
 
 def _train_scan(path: Path, devkit: Devkit) -> Scan:
-    place = find_place(str(path))
+    resolved = find_place(str(path))
     classes: list[str] = []
     known = set(devkit.wnid_of.values())
 
     def rows() -> Iterator[FileRows]:
-        for archive in class_archives(place):
+        for archive in class_archives(resolved):
             if archive.name not in known:
                 raise DataError(
                     "prepare.class-not-in-devkit",
@@ -150,21 +150,21 @@ def _train_scan(path: Path, devkit: Devkit) -> Scan:
             classes.append(archive.name)
             yield archive.rows(len(classes) - 1)
 
-    return Scan(place, "class-tar", classes, place.names, rows())
+    return Scan(resolved, "class-tar", classes, resolved.names, rows())
 
 
 def _val_scan(path: Path, devkit: Devkit, classes: tuple[str, ...]) -> Scan:
-    place = find_place(str(path))
-    return Scan(place, "tar", classes, place.names, _val_rows(place, devkit, classes))
+    resolved = find_place(str(path))
+    return Scan(resolved, "tar", classes, resolved.names, _val_rows(resolved, devkit, classes))
 
 
 def _val_rows(
-    place: ResolvedLocation, devkit: Devkit, classes: tuple[str, ...]
+    resolved: ResolvedLocation, devkit: Devkit, classes: tuple[str, ...]
 ) -> Iterator[FileRows]:
     """Images in the order of their numbers; only those of the given `classes`."""
     label_of = {wnid: label for label, wnid in enumerate(classes)}
     found = {}
-    with closing(open_source(place.location)) as tar:
+    with closing(open_source(resolved.location)) as tar:
         for member in members(tar):
             match = _VAL_NAME.fullmatch(member.name)
             if not match or not 1 <= int(match[1]) <= len(devkit.val):
@@ -172,17 +172,17 @@ def _val_rows(
                     "prepare.image-not-in-devkit",
                     "{path}: {name} is not among the {num_images:,} images that the devkit has "
                     "classes for",
-                    path=place.location,
+                    path=resolved.location,
                     name=member.name,
                     num_images=len(devkit.val),
                 )
             if int(match[1]) in found:
-                raise DataError("prepare.member-twice", path=place.location, name=member.name)
+                raise DataError("prepare.member-twice", path=resolved.location, name=member.name)
             found[int(match[1])] = member
     images = [found[n] for n in sorted(found) if devkit.val_wnid(n) in label_of]
     labels = [label_of[devkit.val_wnid(n)] for n in sorted(found) if devkit.val_wnid(n) in label_of]
     offsets, sizes = [m.offset for m in images], [m.size for m in images]
-    yield FileRows(place.names[0], offsets, sizes, labels)
+    yield FileRows(resolved.names[0], offsets, sizes, labels)
 
 
 def _check_counts(train: Index, val: Index) -> None:
@@ -210,17 +210,17 @@ class ClassImages(NamedTuple):
         return FileRows(self.file, offsets, sizes, [label] * len(self.images))
 
 
-def class_archives(place: ResolvedLocation) -> Iterator[ClassImages]:
+def class_archives(resolved: ResolvedLocation) -> Iterator[ClassImages]:
     """The classes in stored order. DataError for one that occurs twice, or any other member."""
     seen = set()
-    [file] = place.names
-    with closing(BufferedTarReader(open_source(place.path(file)))) as tar:
+    [file] = resolved.names
+    with closing(BufferedTarReader(open_source(resolved.path(file)))) as tar:
         for member in members(tar):
             if not member.name.endswith(".tar"):
                 raise DataError(
                     "prepare.not-a-class-tar",
                     "{path}: {name} is no tar of a class",
-                    path=place.path(file),
+                    path=resolved.path(file),
                     name=member.name,
                 )
             name = os.path.basename(member.name).removesuffix(".tar")
@@ -228,11 +228,11 @@ def class_archives(place: ResolvedLocation) -> Iterator[ClassImages]:
                 raise DataError(
                     "prepare.not-a-class-name",
                     "{path}: {name!r} is no name of a class",
-                    path=place.path(file),
+                    path=resolved.path(file),
                     name=name,
                 )
             if name in seen:
-                raise DataError("prepare.member-twice", path=place.path(file), name=name)
+                raise DataError("prepare.member-twice", path=resolved.path(file), name=name)
             seen.add(name)
             images = [*members(tar, member.offset, member.offset + member.size)]
             if others := [image.name for image in images if not is_image(image.name)]:
@@ -240,7 +240,7 @@ def class_archives(place: ResolvedLocation) -> Iterator[ClassImages]:
                 raise DataError(
                     "prepare.not-an-image",
                     "{path}: {name} is no image",
-                    path=place.path(file),
+                    path=resolved.path(file),
                     name=other,
                 )
             images.sort(key=lambda image: os.path.basename(image.name))

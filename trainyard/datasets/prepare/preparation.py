@@ -260,8 +260,8 @@ def select_pixels(
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     offsets = [0, *np.cumsum(sizes)[:-1].tolist()]
     rows = iter([FileRows(path.name, offsets, sizes, images.labels.tolist())])
-    place = find_place(str(path))
-    scan = Scan(place, "records", images.classes, place.names, rows)
+    resolved = find_place(str(path))
+    scan = Scan(resolved, "records", images.classes, resolved.names, rows)
     index = index_scan(scan, path.with_suffix(".index"))
     ids = np.argsort(index.label, kind="stable")
     return Selection(index, ids, index.label[ids])

@@ -26,8 +26,8 @@ class Finding(NamedTuple):
     sample: int | None = None
 
     def __str__(self) -> str:
-        place = f"{self.file}, byte {self.offset}" if self.offset else self.file
-        return f"{place}: {self.what}" if place and not self.what.startswith(place) else self.what
+        span = f"{self.file}, byte {self.offset}" if self.offset else self.file
+        return f"{span}: {self.what}" if span and not self.what.startswith(span) else self.what
 
 
 def of_error(error: DataError | OSError, file: str = "") -> Finding:

@@ -22,7 +22,7 @@ class Files:
     """The files of one split."""
 
     split: str
-    place: ResolvedLocation
+    resolved: ResolvedLocation
     """The files that exist."""
     listed: dict[str, Shard]
     """The entries of `dataset.json` by path."""
@@ -34,7 +34,7 @@ def find_files(split: str, location: str, whole: str) -> Files:
     """The files of a split of the data set `whole`; DataError if none exist."""
     manifest = read_manifest(whole) if is_remote(whole) or os.path.isdir(whole) else None
     if manifest is None or split not in manifest.splits:
-        return Files(split, place := find_place(location), _listed_beside(place), [])
+        return Files(split, resolved := find_place(location), _listed_beside(resolved), [])
     if manifest.format == "folder":  # it lists files for `sha256sum -c`, no shards
         return Files(split, find_place(location), {}, [])
     listed = {_path(whole, shard.name): shard for shard in manifest.splits[split].shards}
@@ -48,8 +48,8 @@ def find_files(split: str, location: str, whole: str) -> Files:
             "{path}: no such file, and no other file that dataset.json lists",
             path=missing[0],
         )
-    place = ResolvedLocation(location, None, whole, names, is_folder=False, can_gain=False)
-    return Files(split, place, listed, missing)
+    resolved = ResolvedLocation(location, None, whole, names, is_folder=False, can_gain=False)
+    return Files(split, resolved, listed, missing)
 
 
 def check_listing(files: Files) -> Check:
@@ -64,33 +64,33 @@ def index_anew(files: Files, path: Path, progress: Progress) -> tuple[Index | No
 
     Broken shards are findings, each of them. DataError if a folder of images cannot be indexed.
     """
-    place, findings = files.place, list[Finding]()
+    resolved, findings = files.resolved, list[Finding]()
     try:
-        index = index_scan(formats.scan(place), path, progress)
+        index = index_scan(formats.scan(resolved), path, progress)
     except (DataError, OSError) as error:
-        names = _shards_in(place)
-        broken = {name: why for name in names if (why := _why_broken(place, name))}
+        names = _shards_in(resolved)
+        broken = {name: why for name in names if (why := _why_broken(resolved, name))}
         if not names:
-            raise _of_folder(error, place) from None
-        findings = [*broken.values()] or [of_error(error, place.location)]
+            raise _of_folder(error, resolved) from None
+        findings = [*broken.values()] or [of_error(error, resolved.location)]
         whole = tuple(name for name in names if name not in broken)
         if not whole and isinstance(error, DataError) and error.code in formats.FITS_NONE:
             raise
         check = checked(files.split, "structure", how_many(len(names), "file"), findings)
         if not broken or not whole:
             return None, [check]
-        rest = replace(place, names=whole, is_folder=False)
-        found, checks = index_anew(replace(files, place=rest), path, progress)
+        rest = replace(resolved, names=whole, is_folder=False)
+        found, checks = index_anew(replace(files, resolved=rest), path, progress)
         return found, [check, *(other for other in checks if other.result != "ok")]
     about = f"{how_many(len(index.file_names), 'file')}: {_endings(index)}"
     checks = [checked(files.split, "structure", about)]
     return index, [*checks, _left_out(files.split, index)] if index.left_out else checks
 
 
-def _of_folder(error: DataError | OSError, place: ResolvedLocation) -> DataError:
+def _of_folder(error: DataError | OSError, resolved: ResolvedLocation) -> DataError:
     if isinstance(error, DataError):
         return error
-    path, reason = error.filename or place.location, error.strerror or str(error)
+    path, reason = error.filename or resolved.location, error.strerror or str(error)
     return DataError("file.unreadable", path=path, reason=reason)
 
 
@@ -110,32 +110,32 @@ def _left_out(split: str, index: Index) -> Check:
     return checked(split, "left out", whole, lines, count=count, otherwise="note")
 
 
-def _shards_in(place: ResolvedLocation) -> list[str]:
+def _shards_in(resolved: ResolvedLocation) -> list[str]:
     """The names with the most common ending."""
-    endings = Counter(os.path.splitext(name)[1] for name in place.names).most_common(1)
-    return [name for name in place.names if os.path.splitext(name)[1] == endings[0][0]]
+    endings = Counter(os.path.splitext(name)[1] for name in resolved.names).most_common(1)
+    return [name for name in resolved.names if os.path.splitext(name)[1] == endings[0][0]]
 
 
-def _why_broken(place: ResolvedLocation, name: str) -> Finding | None:
+def _why_broken(resolved: ResolvedLocation, name: str) -> Finding | None:
     """The problem with a single file, read alone; None if there is none."""
     try:
-        for _ in formats.scan(replace(place, names=(name,), is_folder=False)).rows:
+        for _ in formats.scan(replace(resolved, names=(name,), is_folder=False)).rows:
             pass
     except (DataError, OSError) as error:
-        return of_error(error, place.path(name))
+        return of_error(error, resolved.path(name))
     return None
 
 
 # --- paths ---
 
 
-def _listed_beside(place: ResolvedLocation) -> dict[str, Shard]:
+def _listed_beside(resolved: ResolvedLocation) -> dict[str, Shard]:
     """The entries of a manifest beside files that a glob or a list names, by path."""
-    manifest = manifest_of(place.root, place.names)
+    manifest = manifest_of(resolved.root, resolved.names)
     if manifest and manifest.format == "folder":
         return {}
-    found = shards_listed(manifest, place.root, place.names)
-    return {plain(place.path(name)): shard for name, shard in found.items()}
+    found = shards_listed(manifest, resolved.root, resolved.names)
+    return {plain(resolved.path(name)): shard for name, shard in found.items()}
 
 
 def _path(folder: str, name: str) -> str:

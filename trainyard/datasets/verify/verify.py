@@ -18,7 +18,7 @@ from trainyard.data.decode import lost
 from trainyard.data.index.label_space import match_classes
 from trainyard.data.index.layout import doubt_about
 from trainyard.data.index.learnable import check_learnable, class_remarks
-from trainyard.data.index.overlap import same_places
+from trainyard.data.index.overlap import same_samples
 from trainyard.data.index.splits import all_splits
 from trainyard.data.index.table import Index
 from trainyard.data.index.val_share import Side, save_part
@@ -67,7 +67,7 @@ def verify(
     splits: list[VerifiedSplit] = []
     with tempfile.TemporaryDirectory(prefix="trainyard-verify-") as folder:
         for part in files:
-            with counters(f"indexing {part.place.location}", None) as progress:
+            with counters(f"indexing {part.resolved.location}", None) as progress:
                 index, found = index_anew(part, Path(folder) / part.split, progress)
             checks += [*found, *check_contents(part, index, workers, counters)]
             if index is None:
@@ -118,8 +118,8 @@ def _check_rows(split: VerifiedSplit) -> Iterator[Check]:
     num_classes = len(split.index.classes)
     beyond = np.flatnonzero((label < 0) | (label >= num_classes))
     found = (
-        split.finding(int(rows[place]), "verify.no-class", f"label {label[place]} is no class")
-        for place in beyond.tolist()
+        split.finding(int(rows[number]), "verify.no-class", f"label {label[number]} is no class")
+        for number in beyond.tolist()
     )
     about = f"0 to {num_classes - 1:,}"
     yield checked(split.name, "labels", about, found, count=len(beyond))
@@ -188,7 +188,7 @@ def _check_overlap(splits: Sequence[VerifiedSplit]) -> Iterator[Check]:
     """
     for other in splits[1:]:
         first, both = splits[0], f"{splits[0].name}, {other.name}"
-        rows = same_places(first.index, other.index)
+        rows = same_samples(first.index, other.index)
         found = (
             other.finding(row, "verify.overlap", f"is in {first.name} too") for row in rows.tolist()
         )
@@ -263,11 +263,11 @@ class _Pairs:
         split, sample = self._locate(int(self.rows[pair]))
         other, original = self._locate(int(self.firsts[pair]))
         file, offset, _ = other.index.locate(original)
-        place = f"{file}, byte {offset}" if offset else file
+        span = f"{file}, byte {offset}" if offset else file
         ours, theirs = split.index.class_names(sample), other.index.class_names(original)
         names = f"{', '.join(map(repr, ours))} instead of {', '.join(map(repr, theirs))}"
         classes = f", but of class {names}" if ours != theirs else ""
-        what = f"the same bytes as {place}{classes}"
+        what = f"the same bytes as {span}{classes}"
         return split.finding(sample, "verify.same-bytes", what)
 
     def _locate(self, row: int) -> tuple[VerifiedSplit, int]:

@@ -80,7 +80,7 @@ class Prefetcher:
         self._lock = threading.Lock()
         self._samples: dict[int, _Sample] = {}
         self._waiting: deque[tuple[int, _Sample]] = deque()  # samples to request, in order
-        self._places: list[tuple[int, int, int]] = []  # file, offset and id of those, sorted
+        self._spans: list[tuple[int, int, int]] = []  # file, offset and id of those, sorted
         self._planned = self._taken = 0  # positions in the stream of planned bytes
         self._num_ahead = 0  # samples planned and not yet taken
         self._held = 0  # bytes of ranges in flight or in memory
@@ -128,7 +128,7 @@ class Prefetcher:
         if sample is None:  # else a repeat: repeated augmentation, or the next epoch
             sample = self._samples[number] = _Sample(file, offset, size, self._planned)
             self._waiting.append((number, sample))
-            insort(self._places, (file, offset, number))
+            insort(self._spans, (file, offset, number))
         sample.uses += 1
         self._planned += size
         self._num_ahead += 1
@@ -162,39 +162,39 @@ class Prefetcher:
 
     def _request_range(self, number: int, sample: _Sample) -> None:
         """Requests a sample together with its planned neighbours."""
-        here = bisect_left(self._places, (sample.file, sample.offset, number))
+        index = bisect_left(self._spans, (sample.file, sample.offset, number))
         start, stop = sample.offset, sample.offset + sample.size
-        stop, last = self._extended_up(here, start, stop)
-        start, stop, first = self._extended_down(here, start, stop)
+        stop, last = self._extended_up(index, start, stop)
+        start, stop, first = self._extended_down(index, start, stop)
         wanted = _Range(sample.file, start, stop, Future())
         self._new.append(wanted)
-        for _, _, neighbour in self._places[first:last]:
+        for _, _, neighbour in self._spans[first:last]:
             self._samples[neighbour].range = wanted
-        del self._places[first:last]
+        del self._spans[first:last]
         self._held += stop - start
 
-    def _extended_up(self, here: int, start: int, stop: int) -> tuple[int, int]:
+    def _extended_up(self, index: int, start: int, stop: int) -> tuple[int, int]:
         """The end of a range extended by the neighbours above, and the end of these in places."""
-        file, most, last = self._places[here][0], self._longest_range(), here + 1
-        while last < len(self._places):
-            other, offset, number = self._places[last]
+        file, longest, last = self._spans[index][0], self._longest_range(), index + 1
+        while last < len(self._spans):
+            other, offset, number = self._spans[last]
             end = max(stop, offset + self._samples[number].size)
-            if other != file or offset - stop > self._limits.gap_bytes or end - start > most:
+            if other != file or offset - stop > self._limits.gap_bytes or end - start > longest:
                 break
             stop, last = end, last + 1
         return stop, last
 
-    def _extended_down(self, here: int, start: int, stop: int) -> tuple[int, int, int]:
+    def _extended_down(self, index: int, start: int, stop: int) -> tuple[int, int, int]:
         """Start and end of a range extended by the neighbours below, and the first of these.
 
         One below may end behind those above it: the spans of Snappy's blocks overlap.
         """
-        file, most, first = self._places[here][0], self._longest_range(), here
+        file, longest, first = self._spans[index][0], self._longest_range(), index
         while first:
-            other, offset, number = self._places[first - 1]
+            other, offset, number = self._spans[first - 1]
             its_end = offset + self._samples[number].size
             gap, end = start - its_end, max(stop, its_end)
-            if other != file or gap > self._limits.gap_bytes or end - offset > most:
+            if other != file or gap > self._limits.gap_bytes or end - offset > longest:
                 break
             start, stop, first = offset, end, first - 1
         return start, stop, first
