@@ -129,4 +129,4 @@ def train_joined(config: RunConfig, folder: Path, world: World) -> Outcome:
             config, RunDirectory(folder), world, console=console, watchdog=watchdog
         )
     finally:
-        watchdog.close(in_peace=True)
+        watchdog.close()

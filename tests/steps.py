@@ -13,7 +13,7 @@ from tests.data.batches import batch_of_images
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import Averager
 from trainyard.averaging.config import AverageConfig
-from trainyard.averaging.sharded import whole
+from trainyard.averaging.sharded import gathered
 from trainyard.data.batch import TENSORS, Batch
 from trainyard.monitor.clock import Clock
 from trainyard.training.buffers import Buffers
@@ -83,7 +83,7 @@ def vit() -> nn.Module:
 
 def whole_weights(module: nn.Module) -> dict[str, Tensor]:
     """Copies of a module's weights, gathered where each rank has a part; every rank calls."""
-    return {key: whole(tensor.detach()).clone() for key, tensor in module.state_dict().items()}
+    return {key: gathered(tensor.detach()).clone() for key, tensor in module.state_dict().items()}
 
 
 def flat(model: nn.Module) -> Tensor:

@@ -52,6 +52,6 @@ def test_all_is_on_the_ranks_device_though_the_model_is_not_yet(tmp_path: Path) 
     )
     watchdog = Watchdog()
     trainer = Trainer(parts, Loggers(), watchdog)
-    watchdog.close(in_peace=True)
+    watchdog.close()
     assert trainer.state.scale.value.device == META
     assert next(trainer.wrapped.parameters()).device == META

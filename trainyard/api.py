@@ -177,8 +177,8 @@ def evaluation_recipe(
     check_size(config, overrides, "an evaluation")
     if "data.stage" in overrides:
         return config
-    here = config.data.model_copy(update={"stage": None})  # it was a folder on other nodes
-    return config.model_copy(update={"data": here})
+    on_disk = config.data.model_copy(update={"stage": None})  # it was a folder on other nodes
+    return config.model_copy(update={"data": on_disk})
 
 
 # --- arguments in the forms that users give ---

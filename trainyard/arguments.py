@@ -11,7 +11,7 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def whole(text: str) -> int:
+def whole_number(text: str) -> int:
     """A whole number from 0 up."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
@@ -21,33 +21,33 @@ def whole(text: str) -> int:
 def number(text: str) -> float:
     """A number from 0 up."""
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
-        found = math.nan
-    if not 0 <= found < math.inf:
+        value = math.nan
+    if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
-    return found
+    return value
 
 
 def fraction(text: str) -> float:
     """A number from 0 to 1."""
-    found = number(text)
-    if found > 1:
+    value = number(text)
+    if value > 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 1")
-    return found
+    return value
 
 
 def above_zero(text: str) -> float:
     """A number above 0."""
-    found = number(text)
-    if not found:
+    value = number(text)
+    if not value:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
-    return found
+    return value
 
 
 def enlarging(text: str) -> tuple[float, ...]:
     """Numbers from 1 up, between commas."""
-    found = tuple(number(part) for part in text.split(","))
-    if min(found) < 1:
+    values = tuple(number(part) for part in text.split(","))
+    if min(values) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} has a number below 1")
-    return found
+    return values

@@ -22,7 +22,7 @@ def groups(controller: str) -> Iterator[Path]:
         if controllers and controller not in controllers.split(","):
             continue
         root = CGROUP / controller if controllers else CGROUP
-        for group in (own := Path(os.path.normpath(path)), *own.parents):
+        for group in (leaf := Path(os.path.normpath(path)), *leaf.parents):
             yield root / group.relative_to("/")
 
 
@@ -39,10 +39,10 @@ def cpu_quotas() -> dict[int, float]:
 
     A group's number is the same in all containers.
     """
-    found = {}
+    quotas = {}
     for group in groups("cpu"):
         quota, *period = (value(group, "cpu.max", "cpu.cfs_quota_us") or "max").split()
         if quota not in ("max", "-1"):
             each = period[0] if period else value(group, "cpu.cfs_period_us") or "100000"
-            found[group.stat().st_ino] = float(quota) / float(each)
-    return found
+            quotas[group.stat().st_ino] = float(quota) / float(each)
+    return quotas

@@ -86,24 +86,24 @@ def load(
     loaded, RecipeError for a key without effect.
     """
     check_keys(overrides := overrides or {}, "predictions")
-    folder, found = find_checkpoint(Path(path))
+    folder, checkpoint_folder = find_checkpoint(Path(path))
     recipe = load_recipe(str(folder / "recipe.toml"))
     config = _to_predict(load_recipe(str(folder / "recipe.toml"), overrides))
     check_size(config, overrides, "predictions")
-    checkpoint.check(found)
-    progress = checkpoint.read_progress(found)
-    weights = choose_weights(found, progress, ema)
+    checkpoint.check(checkpoint_folder)
+    progress = checkpoint.read_progress(checkpoint_folder)
+    weights = choose_weights(checkpoint_folder, progress, ema)
     device = own_device(World()) if device is None else torch.device(device)
     classes = tuple(progress["classes"])
-    model = trained_model(config, found, len(classes), weights).to(device).eval()
-    temperature = load_temperatures(found).get(weights, 1.0)
+    model = trained_model(config, checkpoint_folder, len(classes), weights).to(device).eval()
+    temperature = load_temperatures(checkpoint_folder).get(weights, 1.0)
     divide(model, temperature)
     return Classifier(
         model=model.requires_grad_(False),
         classes=classes,
         recipe=recipe,
         config=config,
-        checkpoint=found,
+        checkpoint=checkpoint_folder,
         has_lists=progress.get("has_lists", False),
         step=progress["step"],
         weights=weights,
@@ -189,12 +189,12 @@ class Classifier:
         is a list of one. `flip` takes the mean over an image and its mirror image, `scales` over
         enlargements of its middle. DataError, which names the first unreadable image.
         """
-        found, images = [], _listed(images)
+        guesses, images = [], _listed(images)
         views = Views(flip, tuple(scales))
         for start in range(0, len(images), _BATCH):
             shares_BC = self._shares(self.preprocess(images[start : start + _BATCH]), views)
-            found += [self.named(*row) for row in zip(*_likeliest(shares_BC, top), strict=True)]
-        return found
+            guesses += [self.named(*row) for row in zip(*_likeliest(shares_BC, top), strict=True)]
+        return guesses
 
     def preprocess(self, images: Picture | Iterable[Picture]) -> Tensor:
         """Input of the model, as in evaluations, normalised: [B, channels, height, width].
@@ -232,7 +232,7 @@ class Classifier:
         counts, bad = np.zeros(len(self.classes), np.int64), dict[int, str]()
         vectors: NDArray[np.float32] | None = None
         views = Views(flip, tuple(scales))
-        for batch, shares_BC, own_BD in self._judged(index, views, embed=embed, show=on_batch):
+        for batch, shares_BC, own_BD in self._predicted(index, views, embed=embed, show=on_batch):
             ids = batch.ids.numpy()
             classes[ids], probabilities[ids] = _likeliest(shares_BC, top)
             bad |= {sample.id: sample.reason for sample in batch.bad}
@@ -253,19 +253,23 @@ class Classifier:
             counts = np.bincount(first[first >= 0], minlength=len(self.classes))
         return Guesses(classes, probabilities, dict(sorted(bad.items())), counts, vectors)
 
-    def _judged(
+    def _predicted(
         self, index: Index, views: Views, *, embed: bool, show: Callable[[int], None]
     ) -> Iterator[tuple[Batch, Tensor, Tensor | None]]:
         """The batches of an index, with probabilities and, if wanted, embeddings [B, D]."""
-        feeds, begun = build_feeds(self.config, World(), self.device), 0
+        feeds, count = build_feeds(self.config, World(), self.device), 0
         feeds = replace(feeds, global_batch=min(feeds.global_batch, _BATCH, len(index)))
-        with feeds.evaluation(index) as feed, self._embeddings(embed) as found:
+        with feeds.evaluation(index) as feed, self._embeddings(embed) as embeddings:
             for batch in feed:
-                begun += len(batch.ids)
-                show(begun)
-                found.clear()
+                count += len(batch.ids)
+                show(count)
+                embeddings.clear()
                 shares_BC = self._shares(batch.images_BCHW, views)
-                yield batch, shares_BC, _pooled(found[0]) if embed else None  # of the first view
+                yield (
+                    batch,
+                    shares_BC,
+                    _pooled(embeddings[0]) if embed else None,
+                )  # of the first view
 
     def overlay(self, content: bytes, label: int | None = None) -> Image.Image:
         """The image as the model gets it, red where it finds a class (Grad-CAM).
@@ -319,7 +323,7 @@ class Classifier:
     @contextmanager
     def _embeddings(self, wanted: bool) -> Iterator[list[Tensor]]:
         """Inside, each forward pass adds the input of the classifier layer to the list."""
-        found: list[Tensor] = []
+        inputs: list[Tensor] = []
         layers = classifier_layers(self.model)[:1] if wanted else []
         if wanted and not layers:
             raise CheckpointError(
@@ -328,11 +332,11 @@ class Classifier:
                 name=self.config.model.name,
             )
         hooks = [
-            layer.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+            layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
             for layer in layers
         ]
         try:
-            yield found
+            yield inputs
         finally:
             for hook in hooks:
                 hook.remove()
@@ -360,8 +364,8 @@ def _pooled(features: Tensor) -> Tensor:
 
 def _likeliest(shares_BC: Tensor, top: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """The top classes; among equal ones the lower class number first, as in evaluate.py."""
-    found = shares_BC.sort(dim=1, descending=True, stable=True)
-    return found.indices[:, :top].cpu().numpy(), found.values[:, :top].cpu().numpy()
+    ordered = shares_BC.sort(dim=1, descending=True, stable=True)
+    return ordered.indices[:, :top].cpu().numpy(), ordered.values[:, :top].cpu().numpy()
 
 
 def _listed(images: Picture | Iterable[Picture]) -> list[Picture]:

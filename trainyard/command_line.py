@@ -284,10 +284,10 @@ def _unknown_argument(word: str, given: Sequence[str], options: argparse.Namespa
 
     sections = options.takes_overrides
     keys = keys_of(list(RunConfig.model_fields) if sections is True else sections or ())
-    own = re.findall(r"--([\w-]+)", options.parser.format_usage())
+    options_here = re.findall(r"--([\w-]+)", options.parser.format_usage())
     following = [*given[given.index(word) + 1 :], "--"][0]
     value = None if following.startswith("--") else following
-    hint = hint_at_argument(word, value, known=[*own, *keys], command=options.command)
+    hint = hint_at_argument(word, value, known=[*options_here, *keys], command=options.command)
     hint = hint.replace("RECIPE", shlex.quote(getattr(options, "recipe", "RECIPE")))
     help_text = f"; see {options.parser.prog} --help"
     return InputError(

@@ -170,8 +170,8 @@ def load_recipe(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunC
     try:
         return _overridden(tree, overrides)
     except RecipeError as error:
-        about = " ".join(str(text) for name, text in error.fields.items() if name != "hint")
-        named = re.findall(r"\w+\.\w+", about)
+        described = " ".join(str(text) for name, text in error.fields.items() if name != "hint")
+        named = re.findall(r"\w+\.\w+", described)
         is_overridden = any(
             key in named or key.partition(".")[0] not in RunConfig.model_fields for key in overrides
         )
@@ -205,17 +205,17 @@ def on_data(
     from trainyard.data.index.merge import merged_splits
 
     may_share = config.data.val_part is not None
-    found = merged_splits(locations, may_share=may_share)
-    own = [key for key in overrides if key in _DIVISION]
-    if found["val"] is not None and own:
+    splits = merged_splits(locations, may_share=may_share)
+    divisions = [key for key in overrides if key in _DIVISION]
+    if splits["val"] is not None and divisions:
         raise RecipeError(
             "recipe.val-share-beside-val-data",
-            key=own[0],
-            value=getattr(config.data, own[0].partition(".")[2]),
+            key=divisions[0],
+            value=getattr(config.data, divisions[0].partition(".")[2]),
             locations=" and ".join(locations),
-            val=found["val"],
+            val=splits["val"],
         )
-    return override(config, {f"data.{split}": location for split, location in found.items()})
+    return override(config, {f"data.{split}": location for split, location in splits.items()})
 
 
 def refuse_beside_data(keys: Collection[str], names: Collection[str]) -> None:
@@ -276,7 +276,7 @@ def find_recipe(recipe: str) -> Path:
             "{path}: is a folder; a recipe is a built-in name or a TOML file",
             path=recipe,
         )
-    hint = did_you_mean(path.stem, builtin, most=len(builtin))
+    hint = did_you_mean(path.stem, builtin, limit=len(builtin))
     if path.suffix == ".toml" or path.parent != Path("."):
         raise RecipeError(
             "recipe.no-such-file", "{path}: no such recipe file{hint}", path=recipe, hint=hint
@@ -344,15 +344,17 @@ def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
     for section, values in tree.items():
         if not isinstance(values, dict):
             continue
-        own = {name: value for name, value in values.items() if f"{section}.{name}" in optional}
-        for name, value in own.items():
+        optionals = {
+            name: value for name, value in values.items() if f"{section}.{name}" in optional
+        }
+        for name, value in optionals.items():
             if value == "":
                 raise RecipeError(
                     "recipe.empty-value",
                     '{key} = "": write none to leave it unset',
                     key=f"{section}.{name}",
                 )
-        unset = [name for name, value in own.items() if value == "none"]
+        unset = [name for name, value in optionals.items() if value == "none"]
         tree[section] = {name: value for name, value in values.items() if name not in unset}
     return tree
 
@@ -569,9 +571,9 @@ def _meant(key: str, keys: Collection[str]) -> str:
     target, _ = from_other_trainer(key.rpartition(".")[2])
     if target in keys and not ignoring_punctuation(key, keys):
         return did_you_mean(target, keys)
-    found = ignoring_punctuation(key, keys) or misspelt(key, keys)
+    meant = ignoring_punctuation(key, keys) or misspelt(key, keys)
     return (
-        as_question([repr(name) for name in found[:3]]) or "; `trainyard recipes --keys` lists all"
+        as_question([repr(name) for name in meant[:3]]) or "; `trainyard recipes --keys` lists all"
     )
 
 

@@ -248,12 +248,12 @@ def _changes(
 
 def _amount(duration: str, length: str, epoch_samples: int) -> tuple[Fraction, bool]:
     """A duration, exactly: in steps (and True), or in samples (and False)."""
-    found = amount_of(duration)
-    assert found is not None  # checked when the recipe was read
-    amount, unit = found
+    parsed = amount_of(duration)
+    assert parsed is not None  # checked when the recipe was read
+    amount, unit = parsed
     if unit == "%":
-        whole, is_steps = _amount(length, length, epoch_samples)
-        return whole * amount / 100, is_steps
+        of_whole, is_steps = _amount(length, length, epoch_samples)
+        return of_whole * amount / 100, is_steps
     return amount * (epoch_samples if unit == "epoch" else 1), unit == "step"
 
 

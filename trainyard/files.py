@@ -87,10 +87,10 @@ def writing(path: Path, needed: int | None = None, part: Path | None = None) -> 
     try:
         yield
     except Exception as error:
-        found = disk_error(error, path, needed, part)
-        if found is None or found is error:
+        disk = disk_error(error, path, needed, part)
+        if disk is None or disk is error:
             raise
-        raise found from error
+        raise disk from error
 
 
 def disk_error(
@@ -111,8 +111,8 @@ def disk_error(
         written = _bytes_in(part) if part else 0
         least = f"more than {in_words(written)}" if part else "more"
         wanted = least if needed is None else in_words(needed)
-        there = next(each for each in (path, *path.absolute().parents) if os.path.exists(each))
-        free = shutil.disk_usage(there).free + written
+        existing = next(each for each in (path, *path.absolute().parents) if os.path.exists(each))
+        free = shutil.disk_usage(existing).free + written
         reason += f": {wanted} needed, {in_words(free)} free"
     return DiskError(number, reason, str(path))
 
@@ -121,8 +121,8 @@ def why_unwritable(
     error: OSError, path: Path, needed: int | None = None, part: Path | None = None
 ) -> str:
     """The reason why `path` cannot be written, without its name; like `disk_error`'s if full."""
-    found = disk_error(error, path, needed, part) or error
-    return found.strerror or str(found)
+    shown = disk_error(error, path, needed, part) or error
+    return shown.strerror or str(shown)
 
 
 def _errno_of(error: BaseException | None) -> int | None:
@@ -235,12 +235,12 @@ def json_object(text: str | bytes) -> dict[str, Any]:
     A number is None if it is NaN or infinite, and a ValueError if no quantity of a run is so large.
     """
     try:
-        found = json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_float)
+        content = json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_float)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ValueError("is not a JSON object")
-    return found
+    return content
 
 
 def _integer(digits: str) -> Any:
@@ -329,12 +329,12 @@ def finite(value: Any) -> Any:
 
 def _drop_partial_line(path: Path) -> None:
     with open(path, "rb+", opener=open_own) as file:
-        size = whole = 0
+        size = complete = 0
         for line in file:
             size += len(line)
-            whole = size if line.endswith(b"\n") else whole
-        if whole < size:  # else another thread may append a line right now
-            file.truncate(whole)
+            complete = size if line.endswith(b"\n") else complete
+        if complete < size:  # else another thread may append a line right now
+            file.truncate(complete)
 
 
 def is_locked(path: Path) -> bool:

@@ -26,9 +26,9 @@ _ELSEWHERE = {
 }
 
 
-def did_you_mean(word: str, known: Iterable[str], most: int = 3) -> str:
+def did_you_mean(word: str, known: Iterable[str], limit: int = 3) -> str:
     """A suggestion to append to a message about an unknown word, or ""."""
-    return as_question(list(map(repr, closest(word, known, most))))
+    return as_question(list(map(repr, closest(word, known, limit))))
 
 
 def as_question(suggestions: Sequence[str]) -> str:
@@ -39,10 +39,10 @@ def as_question(suggestions: Sequence[str]) -> str:
     return f"; did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
 
 
-def closest(word: str, known: Iterable[str], most: int = 3) -> list[str]:
+def closest(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """The known names that a word may stand for, the most likely first."""
     known = list(known)
-    return (ignoring_punctuation(word, known) or nearest(word, known))[:most]
+    return (ignoring_punctuation(word, known) or nearest(word, known))[:limit]
 
 
 def ignoring_punctuation(word: str, known: Iterable[str]) -> list[str]:
@@ -53,8 +53,8 @@ def ignoring_punctuation(word: str, known: Iterable[str]) -> list[str]:
     if not _plain(word):
         return []
     known = list(known)
-    found = [name for name in known if _plain(name) == _plain(word)]
-    return found or [name for name in known if _plain(_last(name)) == _plain(_last(word))]
+    names = [name for name in known if _plain(name) == _plain(word)]
+    return names or [name for name in known if _plain(_last(name)) == _plain(_last(word))]
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:
@@ -99,8 +99,8 @@ def _is_misspelt(word: str, name: str, is_of_section: bool) -> bool:
 
 def _is_near(word: str, other: str) -> bool:
     """True if one letter is wrong, absent or too much, or two are swapped."""
-    head = _num_equal(word, other)
-    word, other = word[head:], other[head:]
+    start = _num_equal(word, other)
+    word, other = word[start:], other[start:]
     tail = _num_equal(word[::-1], other[::-1])
     word, other = word[: len(word) - tail], other[: len(other) - tail]
     return max(len(word), len(other)) <= 1 or (len(word) == 2 and word == other[::-1])
@@ -179,15 +179,15 @@ def hint_at_argument(word: str, value: str | None, known: Collection[str], comma
     name, value = name.lstrip("-"), rest if mark else value
     if foreign_names().get(name.replace("-", "_").lower()) == "":
         return ""
-    found = ignoring_punctuation(name, known)
-    target, form = ("", "") if found else from_other_trainer(name)
+    names = ignoring_punctuation(name, known)
+    target, form = ("", "") if names else from_other_trainer(name)
     if target in known:
-        found, value = [target], form.format(value) if value or "{}" not in form else None
-    elif command in (elsewhere := _ELSEWHERE.get(target, ((), "")))[0]:
-        return elsewhere[1].format(value if value and value.isdecimal() else "N")
+        names, value = [target], form.format(value) if value or "{}" not in form else None
+    elif command in (other_option := _ELSEWHERE.get(target, ((), "")))[0]:
+        return other_option[1].format(value if value and value.isdecimal() else "N")
     given = "" if value is None else f" {shlex.quote(value)}"
-    found = (found or misspelt(name, known))[:3]
-    return as_question([f"--{each}{given}{_REMARKS.get(each, '')}" for each in found])
+    names = (names or misspelt(name, known))[:3]
+    return as_question([f"--{each}{given}{_REMARKS.get(each, '')}" for each in names])
 
 
 def _section(name: str) -> str:

@@ -40,18 +40,18 @@ def imported(key: str, name: str) -> Callable[..., Any]:
     """
     file, (module, _, function) = find(key, name), name.partition(":")
     with as_recipe_error(key, name):
-        found = importlib.import_module(module)
-    if not hasattr(found, function):
-        own = [each for each, value in vars(found).items() if callable(value)]
+        loaded = importlib.import_module(module)
+    if not hasattr(loaded, function):
+        functions = [each for each, value in vars(loaded).items() if callable(value)]
         raise RecipeError(
             "function.not-found",
             "{key}: {path} has no {name!r}{hint}",
             key=key,
             path=file,
             name=function,
-            hint=did_you_mean(function, own),
+            hint=did_you_mean(function, functions),
         )
-    called: Callable[..., Any] = getattr(found, function)
+    called: Callable[..., Any] = getattr(loaded, function)
     if not callable(called):
         raise RecipeError(
             "function.not-callable",
@@ -79,10 +79,10 @@ def find(key: str, name: str) -> Path:
             key=key,
             value=name,
         )
-    here = Path.cwd()
-    if str(here) not in sys.path:
-        sys.path.append(str(here))
-    file = _file_of(here, parts)
+    directory = Path.cwd()
+    if str(directory) not in sys.path:
+        sys.path.append(str(directory))
+    file = _file_of(directory, parts)
     if file is None:
         raise RecipeError(
             "function.module-not-found",
@@ -92,7 +92,7 @@ def find(key: str, name: str) -> Path:
             key=key,
             value=name,
             module=module.replace(".", "/"),
-            path=here,
+            path=directory,
         )
     for folder in (file.parent, *file.parent.parents):
         if RunDirectory(folder).recipe.is_file() and RunDirectory(folder).checkpoints.is_dir():
@@ -104,7 +104,7 @@ def find(key: str, name: str) -> Path:
                 value=name,
                 path=file,
             )
-    _check_top(key, here, parts[0])
+    _check_top(key, directory, parts[0])
     return file
 
 
@@ -114,23 +114,23 @@ def _file_of(folder: Path, parts: list[str]) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def _check_top(key: str, here: Path, top: str) -> None:
-    """RecipeError unless Python would import the module `top` from the folder `here`."""
+def _check_top(key: str, directory: Path, top: str) -> None:
+    """RecipeError unless Python would import the module `top` from the folder `directory`."""
     try:
         spec = importlib.util.find_spec(top)
     except ValueError:  # the program itself, or a module without a file
         spec = None
-    own = _file_of(here, [top]) or here / top
+    wanted = _file_of(directory, [top]) or directory / top
     paths = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
     # A folder without __init__.py has no origin, and may be spread over several places.
     paths = paths[:1] if paths[:1] != [""] else paths[1:]
-    if not paths or not all(os.path.exists(p) and os.path.samefile(p, own) for p in paths):
-        other = next((path for path in paths if Path(path) != own), "another module")
+    if not paths or not all(os.path.exists(p) and os.path.samefile(p, wanted) for p in paths):
+        other = next((path for path in paths if Path(path) != wanted), "another module")
         raise RecipeError(
             "function.module-hidden",
             "{key}: {path} is hidden by {other}: give it another name",
             key=key,
-            path=own,
+            path=wanted,
             other=other,
         )
 
@@ -157,10 +157,10 @@ def as_recipe_error(key: str, name: str) -> Iterator[None]:
 
 def _origin(error: Exception) -> str:
     """The line of a module in the working directory that raised an error; "" if none did."""
-    package, here = Path(__file__).parent, Path.cwd()
+    package, directory = Path(__file__).parent, Path.cwd()
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         is_ours = path.is_relative_to(package) or "site-packages" in path.parts
-        if path.is_relative_to(here) and not is_ours:
-            return f" ({path.relative_to(here)}, line {frame.lineno})"
+        if path.is_relative_to(directory) and not is_ours:
+            return f" ({path.relative_to(directory)}, line {frame.lineno})"
     return ""

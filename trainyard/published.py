@@ -54,8 +54,8 @@ def load_published(
         _refuse_run(Path(checkpoint))
     cfg = timm.get_pretrained_cfg(name)
     noted: dict[str, Any] = asdict(cfg) if cfg is not None else {}
-    asked = {"model.name": name, "model.checkpoint": str(checkpoint or "timm"), **(overrides or {})}
-    config, source = _prepared(asked, noted)
+    keys = {"model.name": name, "model.checkpoint": str(checkpoint or "timm"), **(overrides or {})}
+    config, source = _prepared(keys, noted)
     classes, remarks = source.classes, list[str]()
     if classes is None:
         classes, remarks = _imagenet_names(_num_classes(config, source, noted))
@@ -87,7 +87,7 @@ def _adapted(
         raise CheckpointError(
             "weights.classifier-unusable",
             "{source}: {reason}: it cannot name classes",
-            source=source.about,
+            source=source.description,
             reason=reason,
         )
     return model, log
@@ -98,15 +98,15 @@ def _check_model(source: LoadedWeights, name: str, arguments: Mapping[str, Any])
     if not isinstance(source.noted.get("model_args"), dict):
         return  # no export
     theirs = _described(source.noted.get("architecture"), source.noted["model_args"])
-    own = _described(name.partition(".")[0], arguments)
-    if theirs != own:
+    ours = _described(name.partition(".")[0], arguments)
+    if theirs != ours:
         raise CheckpointError(
             "weights.of-other-model",
             "{source}: is an export of another model ({theirs}) than asked for ({own}): name its "
             "architecture, with --model.options and --data.channels as in its run",
-            source=source.about,
+            source=source.description,
             theirs=theirs,
-            own=own,
+            own=ours,
         )
 
 
@@ -130,13 +130,13 @@ def _refuse_run(path: Path) -> None:
 
 
 def _prepared(
-    asked: Mapping[str, Any], of_timm: Mapping[str, Any]
+    overrides: Mapping[str, Any], of_timm: Mapping[str, Any]
 ) -> tuple[RunConfig, LoadedWeights]:
-    """A recipe with the keys `asked` for, and the weights.
+    """A recipe with the keys of `overrides`, and the weights.
 
     Images are as is written beside the weights, or else as timm notes for the model.
     """
-    model = {key: value for key, value in asked.items() if key.startswith("model.")}
+    model = {key: value for key, value in overrides.items() if key.startswith("model.")}
     source = initial_source(override(RunConfig(), model).model)
     noted, pixels = source.noted if source.pixels else of_timm, pixels_in(of_timm) | source.pixels
     keys = {f"data.{key}": noted[key] for key in ("image_size", "exif") if key in noted}
@@ -144,11 +144,11 @@ def _prepared(
         keys["data.image_size"] = as_size(*size[1:])
     keys["data.fit"] = pixels.get("fit", "crop")  # of which data.crop_pct is a share
     keys["data.channels"] = len(pixels.get("mean", "RGB"))
-    config = override(RunConfig(), keys | dict(asked))
+    config = override(RunConfig(), keys | dict(overrides))
     test, share = noted.get("test_input_size"), noted.get("test_crop_pct")
     if test and share and as_size(*test[1:]) == (config.data.eval_size or config.data.image_size):
         pixels["crop_pct"] = share
-    return with_pixels(config, InitialWeights(source.about, pixels=pixels)), source
+    return with_pixels(config, InitialWeights(source.description, pixels=pixels)), source
 
 
 def _num_classes(config: RunConfig, source: LoadedWeights, noted: Mapping[str, Any]) -> int:

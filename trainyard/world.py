@@ -67,12 +67,12 @@ def with_cores(world: World) -> World:
     launchers divide a host's cores (Slurm's task affinity, mpirun's binding), others do not. The
     quota of a control group is shared by the ranks in it.
     """
-    own, quotas = os.sched_getaffinity(0), cpu_quotas()
-    found = gather(world, (kernel(), own, set(quotas)))
-    here = [(mask, limited) for host, mask, limited in found if host == kernel()]
-    ranks_on = Counter(core for mask, _ in here for core in mask)
-    ranks_in = Counter(group for _, limited in here for group in limited)
-    share = float(sum(Fraction(1, ranks_on[core]) for core in own))
+    cores, quotas = os.sched_getaffinity(0), cpu_quotas()
+    of_ranks = gather(world, (kernel(), cores, set(quotas)))
+    on_host = [(mask, limited) for host, mask, limited in of_ranks if host == kernel()]
+    ranks_on = Counter(core for mask, _ in on_host for core in mask)
+    ranks_in = Counter(group for _, limited in on_host for group in limited)
+    share = float(sum(Fraction(1, ranks_on[core]) for core in cores))
     shares = [share, *(quota / ranks_in[group] for group, quota in quotas.items())]
     return replace(world, cores=max(1, int(min(shares))))
 
@@ -171,8 +171,8 @@ def check_devices(world: World, device: "torch.device") -> None:
 
     NCCL needs one GPU per rank, and a CPU among GPUs slows all of them down.
     """
-    found = gather(world, (socket.gethostname(), gpu_of(device)))
-    hosts, gpus = [host for host, _ in found], [gpu for _, gpu in found]
+    devices = gather(world, (socket.gethostname(), gpu_of(device)))
+    hosts, gpus = [host for host, _ in devices], [gpu for _, gpu in devices]
     first = {gpu: rank for rank, gpu in reversed([*enumerate(gpus)])}
     error: InputError | None = None
     if None in first and len(first) > 1:

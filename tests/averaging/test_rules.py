@@ -15,7 +15,7 @@ from tests.spawn import spawn
 from tests.steps import CPU, build_update
 from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.gossip import Gossip
-from trainyard.averaging.sharded import whole
+from trainyard.averaging.sharded import gathered
 from trainyard.averaging.topology import rounds
 from trainyard.config import load_recipe
 from trainyard.run.build import build_averager
@@ -77,7 +77,7 @@ def samples(step: int, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def flat(model: nn.Module) -> Array:
-    parts = [whole(parameter.detach()).numpy().ravel() for parameter in model.parameters()]
+    parts = [gathered(parameter.detach()).numpy().ravel() for parameter in model.parameters()]
     return np.concatenate(parts)
 
 

@@ -98,7 +98,7 @@ def test_closing_does_not_wait_for_a_store_that_is_stopped() -> None:
             watchdog = Watchdog(store, World(1, 2), [ProcessInfo.current()] * 2)
             server.send_signal(signal.SIGSTOP)
             time.sleep(2)  # for a beat that waits for an answer
-            closing = Thread(target=watchdog.close, kwargs={"in_peace": True}, daemon=True)
+            closing = Thread(target=watchdog.close, daemon=True)
             closing.start()
             closing.join(60)
             assert not closing.is_alive()
@@ -109,7 +109,7 @@ def test_closing_does_not_wait_for_a_store_that_is_stopped() -> None:
 def _leave(world: World) -> None:
     with init_distributed(world) as watchdog:
         if world.rank:
-            watchdog.close(in_peace=True)
+            watchdog.close()
         time.sleep(3)
         dist.barrier()
 
@@ -286,7 +286,7 @@ def test_a_message_that_is_cut_short_keeps_nobody(digits: Path, tmp_path: Path) 
 def _leave_and_end(world: World) -> None:
     with init_distributed(world) as watchdog:
         if world.rank:
-            watchdog.close(in_peace=True)
+            watchdog.close()
             os._exit(0)
         time.sleep(4)  # for some looks at the processes of this host
 

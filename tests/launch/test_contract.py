@@ -18,7 +18,7 @@ from tests.web import free_port
 from trainyard.distributed.launcher_variables import discover
 from trainyard.errors import STOPS
 from trainyard.launch import elastic
-from trainyard.launch.elastic import Policy, here, in_pod, run_ranks
+from trainyard.launch.elastic import Policy, in_pod, on_loopback, run_ranks
 from trainyard.launch.exit_codes import LEFT
 from trainyard.launch.job import Job
 from trainyard.launch.mpi import MpiOptions, launch_mpi
@@ -46,7 +46,7 @@ class Stubs:
             is_root = os.geteuid() == 0
             options = MpiOptions(hosts={"localhost": len(courses)}, is_root=is_root)
             return launch_mpi(job, options)
-        where = here() if launcher == "local" else self.pod(len(courses))
+        where = on_loopback() if launcher == "local" else self.pod(len(courses))
         num_ranks = len(courses)
         return run_ranks(job.command, num_ranks, where, Policy(**policy), say=self.said.append)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.launch.elastic import Policy, here, run_ranks
+from trainyard.launch.elastic import Policy, on_loopback, run_ranks
 from trainyard.launch.exit_codes import first_cause
 
 
@@ -38,5 +38,5 @@ def test_a_rank_that_saves_longer_than_another_has_the_time(
         "sys.exit(75)",
     )
     command = (sys.executable, "-c", "; ".join(rank))
-    assert run_ranks(command, 2, here(), Policy(grace_s=60), say=print) == 75
+    assert run_ranks(command, 2, on_loopback(), Policy(grace_s=60), say=print) == 75
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]

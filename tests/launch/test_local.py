@@ -20,7 +20,7 @@ from tests.test_cli_signals import (
     started,
     wait_for,
 )
-from trainyard.launch.elastic import Policy, here, run_ranks
+from trainyard.launch.elastic import Policy, on_loopback, run_ranks
 from trainyard.launch.job import Job
 from trainyard.training.checkpoint import find_problem
 
@@ -83,7 +83,9 @@ def test_signals_are_taken_as_before_afterwards(
     signals = [signal.Signals[name] for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")]
     before = [signal.getsignal(each) for each in signals]
     for words, code in ((("recipes",), 0), (("nothing",), 2)):
-        assert run_ranks(Job(words, tmp_path).command, 1, here(), Policy(), say=print) == code
+        assert (
+            run_ranks(Job(words, tmp_path).command, 1, on_loopback(), Policy(), say=print) == code
+        )
         assert [signal.getsignal(each) for each in signals] == before
     assert list(tmp_path.iterdir()) == []
 

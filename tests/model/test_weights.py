@@ -56,7 +56,7 @@ def test_a_file_that_is_all_weights_and_one_that_is_cut_off(
     write(small(), tmp_path / name)
     source = read_weights(tmp_path / name)
     assert same(source.weights, small())
-    assert source.about == str(tmp_path / name)
+    assert source.description == str(tmp_path / name)
     os.truncate(tmp_path / name, (tmp_path / name).stat().st_size // 2)
     with raises("file.unreadable", path=tmp_path / name):
         read_weights(tmp_path / name)
@@ -67,7 +67,7 @@ def test_the_usual_places_are_found(key: str, tmp_path: Path) -> None:
     content = {"epoch": 3, "optimizer": {"state": {}}, key: small()}
     source = read_weights(saved(tmp_path / "a.pth", content))
     assert same(source.weights, small())
-    assert source.about.endswith(f"a.pth, entry {key!r}")
+    assert source.description.endswith(f"a.pth, entry {key!r}")
 
 
 def test_averaged_weights_go_first_and_an_empty_entry_is_passed_over(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_pretrained_weights_are_timms(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_rng_state()
     source = pretrained_weights("test_resnet")
     assert same(source.weights, there)
-    assert source.about == "timm's test_resnet.r160_in1k"
+    assert source.description == "timm's test_resnet.r160_in1k"
     assert torch.equal(torch.get_rng_state(), before)
 
 

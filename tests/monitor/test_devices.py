@@ -5,7 +5,7 @@ import mmap
 import pynvml
 import torch
 
-from trainyard.monitor.devices import DeviceReadings, Gauge, _asked, peak_flops
+from trainyard.monitor.devices import DeviceReadings, Gauge, _nvml, peak_flops
 
 CPU = torch.device("cpu")
 
@@ -30,5 +30,5 @@ def test_without_a_driver_there_is_no_answer() -> None:
         assert gauged.gpu_power is None or gauged.gpu_power > 0
         assert gauged.gpu_use is None or 0 <= gauged.gpu_use <= 1
     else:
-        assert _asked(pynvml.nvmlInit) is None
-        assert _asked(lambda: pynvml.nvmlDeviceGetHandleByIndex(0)) is None
+        assert _nvml(pynvml.nvmlInit) is None
+        assert _nvml(lambda: pynvml.nvmlDeviceGetHandleByIndex(0)) is None

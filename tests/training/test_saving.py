@@ -239,7 +239,7 @@ def _saves(world: World, lag: int, folder: Path) -> list[int]:
             time.sleep(0.01)
             stop.poll()
             if stop.due(step):
-                saver._begun = time.monotonic()
+                saver._started_s = time.monotonic()
                 stop.saved()
                 saved.append(step)
     return saved

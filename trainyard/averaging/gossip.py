@@ -49,8 +49,8 @@ class Gossip(WeightAverager):
 
     def prepare(self, parameters: list[nn.Parameter]) -> None:
         # The last layers come first, as their gradients do.
-        found = split_into_buckets(parameters[::-1], self._bucket_bytes, _FIRST_BUCKET_BYTES)
-        self._buckets = [_Bucket(bucket, bf16=self._bf16) for bucket in found]
+        buckets = split_into_buckets(parameters[::-1], self._bucket_bytes, _FIRST_BUCKET_BYTES)
+        self._buckets = [_Bucket(bucket, bf16=self._bf16) for bucket in buckets]
 
     def ready_parameters(self, step: int, divisible: bool) -> Iterator[Sequence[nn.Parameter]]:
         """One bucket at a time if `divisible`: the network is busy while others are updated."""
@@ -154,9 +154,9 @@ class _Bucket:
 # --- process groups ---
 
 
-def check_bf16_groups(found: list[Round], *, bf16: bool) -> None:
+def check_bf16_groups(planned: list[Round], *, bf16: bool) -> None:
     """RecipeError where messages in bf16 would be larger than an all-reduce of whole weights."""
-    largest = max(len(group) for groups in found for group in groups)
+    largest = max(len(group) for groups in planned for group in groups)
     if bf16 and largest > _MAX_BF16_GROUP:
         raise RecipeError(
             "recipe.bf16-group-too-large",
@@ -171,15 +171,15 @@ def check_bf16_groups(found: list[Round], *, bf16: bool) -> None:
 def _peers_per_round(topology: str, world: World, *, bf16: bool) -> list[_Peers]:
     """This rank's peers in each round."""
     with together(world):
-        found = rounds(topology, world.size, world.local_size)
-        check_bf16_groups(found, bf16=bf16)
-    _check_same(topology, found, world)
-    made = _make_groups(found, world)
-    mine = (next(group for group in groups if world.rank in group) for groups in found)
+        planned = rounds(topology, world.size, world.local_size)
+        check_bf16_groups(planned, bf16=bf16)
+    _check_same(topology, planned, world)
+    made = _make_groups(planned, world)
+    mine = (next(group for group in groups if world.rank in group) for groups in planned)
     return [made[group] for group in mine]
 
 
-def _make_groups(found: list[Round], world: World) -> dict[Group, _Peers]:
+def _make_groups(planned: list[Round], world: World) -> dict[Group, _Peers]:
     """The process groups of this rank, each made once and by its members alone.
 
     Members make their groups in the order of the rounds, so no circle of ranks waits for each
@@ -190,7 +190,7 @@ def _make_groups(found: list[Round], world: World) -> dict[Group, _Peers]:
     alone: Group = (world.rank,)
     made = {alone: _Peers(None, 1)}
     known: set[Group] = set()
-    for groups in found:
+    for groups in planned:
         new = {group for group in groups if len(group) > 1} - known
         known |= new
         mine = next((group for group in new if world.rank in group), alone)
@@ -199,8 +199,8 @@ def _make_groups(found: list[Round], world: World) -> dict[Group, _Peers]:
     return made
 
 
-def _check_same(topology: str, found: list[Round], world: World) -> None:
-    digests = gather(world, sha256(repr(found).encode()).digest())
+def _check_same(topology: str, planned: list[Round], world: World) -> None:
+    digests = gather(world, sha256(repr(planned).encode()).digest())
     with together(world):
         for rank, digest in enumerate(digests):
             if digest != digests[0]:

@@ -53,7 +53,7 @@ class Periodic(WeightAverager):
         unflatten_into(self._parameters, self._anchor)
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"own": self._own, "anchor": self._anchor}
+        state: dict[str, Any] = {"own": self._states, "anchor": self._anchor}
         if self._momentum:  # None before the first exchange
             state["momentum"] = self._outer.state[self._anchor].get("momentum_buffer")
         return state

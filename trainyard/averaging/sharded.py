@@ -83,7 +83,7 @@ class Sharded(AllReduce):
                 module.reshard()  # parameters outside of blocks are whole after a forward pass
 
 
-def whole(tensor: Tensor) -> Tensor:
+def gathered(tensor: Tensor) -> Tensor:
     """A tensor, gathered if each rank has a part of it; then every rank must call."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
@@ -93,8 +93,8 @@ def part_like(value: Any, like: object) -> Any:
     if not isinstance(value, Tensor) or not isinstance(like, DTensor) or value.shape != like.shape:
         return value
     mesh, rows = like.device_mesh, like.placements
-    own = distribute_tensor(value.contiguous(), mesh, rows, src_data_rank=None)
-    return own.clone()  # a view would keep the whole
+    part = distribute_tensor(value.contiguous(), mesh, rows, src_data_rank=None)
+    return part.clone()  # a view would keep the whole
 
 
 def _shard(model: nn.Module, device: torch.device, precision: torch.dtype | None) -> None:

@@ -22,23 +22,23 @@ def rounds(topology: str, size: int, local_size: int = 1) -> list[Round]:
     "module:function" that takes `size` and `local_size`, imported as in own_code.py. RecipeError if
     it cannot be imported, fails, or has a round without each replica exactly once.
     """
-    build = BUILT_IN.get(topology) or _own(topology)
+    build = BUILT_IN.get(topology) or _function_of(topology)
     with as_recipe_error(KEY, topology):
         proposed = build(size, local_size)
-        found = [[tuple(sorted(map(index, group))) for group in groups] for groups in proposed]
-    if not found:
+        numbered = [[tuple(sorted(map(index, group))) for group in groups] for groups in proposed]
+    if not numbered:
         raise RecipeError(
             "recipe.topology-without-rounds",
             "{key} = {value!r} gives no rounds",
             key=KEY,
             value=topology,
         )
-    for number, groups in enumerate(found):
+    for number, groups in enumerate(numbered):
         _check(groups, size, topology, number)
-    return found
+    return numbered
 
 
-def _own(topology: str) -> Callable[..., Any]:
+def _function_of(topology: str) -> Callable[..., Any]:
     if not is_own(topology):
         names = ", ".join(BUILT_IN)
         raise RecipeError(
@@ -129,7 +129,7 @@ def _alternating_exponential_ring(size: int, local_size: int) -> list[Round]:
     num_nodes = size // local_size
     _check_power_of_two("alternating-exponential-ring", num_nodes, "nodes", least=2)
     nodes = [tuple(range(n * local_size, (n + 1) * local_size)) for n in range(num_nodes)]
-    found: list[Round] = []
+    result: list[Round] = []
     number = 0
     for distance in _powers_of_two(num_nodes):
         first: Round = []
@@ -139,8 +139,8 @@ def _alternating_exponential_ring(size: int, local_size: int) -> list[Round]:
             apart += [nodes[one], nodes[one + distance]]
             together.append(nodes[one] + nodes[one + distance])
             number += 1
-        found += [first, second]
-    return found
+        result += [first, second]
+    return result
 
 
 def _powers_of_two(limit: int) -> list[int]:

@@ -192,9 +192,9 @@ class _PartialSums:
 
     def take(self) -> list[Tensor]:
         """The sum of all parts."""
-        ((_, whole),) = self._lists
+        ((_, sums),) = self._lists
         self.clear()
-        return whole
+        return sums
 
     def clear(self) -> None:
         self._lists.clear()

@@ -30,7 +30,7 @@ class WeightAverager(Averager):
         super().__init__(config, world)
         self.replica = Replica(world.rank, world.size)
         self._modules: dict[str, nn.Module] = {}  # "" is the model, others its moving averages
-        self._own: dict[str, dict[str, Any]] = {}  # inside `consensus`: each module's own state
+        self._states: dict[str, dict[str, Any]] = {}  # inside `consensus`: each module's own state
         self._distance = 0.0
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -54,13 +54,13 @@ class WeightAverager(Averager):
     @contextmanager
     def consensus(self) -> Iterator[None]:
         """Afterwards each replica's own state returns bit by bit."""
-        self._own = {name: _copy(module) for name, module in self._modules.items()}
+        self._states = {name: _copy(module) for name, module in self._modules.items()}
         try:
             self._apply_mean()
             yield
         finally:
-            self._load_own(self._own)
-            self._own = {}
+            self._load_own(self._states)
+            self._states = {}
 
     def all_reduce_max(self, value: Tensor) -> Tensor:
         value = value.clone()
@@ -73,7 +73,7 @@ class WeightAverager(Averager):
         return {"consensus_distance": self._distance}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"own": self._own}
+        return {"own": self._states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state; that of another averager fits too if it has a replica's own weights."""
@@ -96,9 +96,9 @@ class WeightAverager(Averager):
         for bucket in split_into_buckets(tensors, _MESSAGE_BYTES):
             # A moving average may lie on the host, where NCCL cannot send it.
             device = next(self._modules[""].parameters()).device
-            own = flatten([tensor.to(device) for tensor in bucket])
-            mean = total(self._world, own) / self._world.size
-            squared = squared.to(device) + (own - mean).square().sum()
+            flat = flatten([tensor.to(device) for tensor in bucket])
+            mean = total(self._world, flat) / self._world.size
+            squared = squared.to(device) + (flat - mean).square().sum()
             unflatten_into(bucket, mean)
         return squared
 

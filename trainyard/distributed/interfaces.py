@@ -81,8 +81,8 @@ def name_of(address: str) -> str | None:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # an interface without an address
                 request = struct.pack("256s", name.encode()[:15])
-                own = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24]
-                if socket.inet_ntoa(own) == str(wanted):
+                ip = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24]
+                if socket.inet_ntoa(ip) == str(wanted):
                     return name
     return None
 

@@ -120,7 +120,7 @@ def discover(env: Mapping[str, str] = os.environ) -> World:
 
     InputError, which names the variables, if some are missing.
     """
-    return _found(env)[1]
+    return _of_starter(env)[1]
 
 
 def discover_or_alone() -> World:
@@ -131,7 +131,7 @@ def discover_or_alone() -> World:
         return World()
 
 
-def _found(env: Mapping[str, str]) -> tuple[Starter, World]:
+def _of_starter(env: Mapping[str, str]) -> tuple[Starter, World]:
     given = [(starter, values) for starter in STARTERS if (values := _values(starter, env))]
     if not given:
         return STARTERS[0], World()
@@ -163,7 +163,7 @@ def _values(starter: Starter, env: Mapping[str, str]) -> dict[str, int]:
     if signs.isdisjoint(env):
         return {}
     return {
-        what: len(env[name].split(",")) if name == _TASKS_OF_NODE else whole(name, env[name])
+        what: len(env[name].split(",")) if name == _TASKS_OF_NODE else parse_int(name, env[name])
         for what, name in names.items()
         if name in env
     }
@@ -183,7 +183,7 @@ def _half_set(starter: Starter, values: Mapping[str, int], *wanted: str) -> Inpu
     )
 
 
-def whole(name: str, text: str) -> int:
+def parse_int(name: str, text: str) -> int:
     """The number in a variable. InputError if its text is not a whole number."""
     if not text.strip().isdigit():
         raise InputError(
@@ -228,7 +228,7 @@ def is_loopback(host: str) -> bool:
 
 def meeting_point(world: World, env: Mapping[str, str] = os.environ) -> MeetingPoint:
     """The meeting point of a world of several ranks. InputError if no variable gives it."""
-    starter, _ = _found(env)
+    starter, _ = _of_starter(env)
     job = ".".join(env.get(name, "") for name in starter.job).strip(".")
     host = env.get("MASTER_ADDR", "").strip("[]")
     host = host or ("127.0.0.1" if world.num_nodes == 1 else first_host(env.get(starter.hosts, "")))
@@ -239,7 +239,7 @@ def meeting_point(world: World, env: Mapping[str, str] = os.environ) -> MeetingP
             "all ranks (`mpirun -x MASTER_ADDR=HOST ...`), or start them by `trainyard launch`",
         )
     derived = PORTS[crc32(job.encode()) % len(PORTS)] if job else _DEFAULT_PORT
-    port = whole("MASTER_PORT", env.get("MASTER_PORT") or str(derived))
+    port = parse_int("MASTER_PORT", env.get("MASTER_PORT") or str(derived))
     if not 0 < port < 1 << 16:
         raise InputError(
             "rank.malformed-port", "MASTER_PORT is {value}, which is not a port", value=port

@@ -44,23 +44,23 @@ def init_distributed(world: World, facts: Mapping[str, str] = _NO_FACTS) -> Iter
         try:
             yield watchdog
         finally:
-            watchdog.close(in_peace=True)
+            watchdog.close()
         return
 
     import torch.distributed as dist
 
     with _killed_by_interrupt():
-        watchdog, in_peace = _join(world, facts), False
+        watchdog, failed = _join(world, facts), True
         try:
             with watchdog.attributing_errors():
                 yield watchdog
-            in_peace = True
+            failed = False
         except Exception as error:
-            in_peace = getattr(error, "is_shared", False)
+            failed = not getattr(error, "is_shared", False)
             raise
         finally:
-            watchdog.close(in_peace=in_peace)
-            if in_peace:  # else gloo may wait for ever for the rest of a message cut short
+            watchdog.close(failed=failed)
+            if not failed:  # else gloo may wait for ever for the rest of a message cut short
                 dist.destroy_process_group()
 
 
@@ -102,7 +102,7 @@ def _join(world: World, facts: Mapping[str, str]) -> Watchdog:
             has_nccl = _has_each_a_gpu(own_store, world, gpu)
             _make_group(own_store, world, limit_s, device if has_nccl else None)
     except RuntimeError as error:
-        watchdog.close(in_peace=False)
+        watchdog.close(failed=True)
         first_line, me = f"{error}".partition("\n")[0], ProcessInfo.current()
         raise PeerError(
             "rank.cannot-connect",

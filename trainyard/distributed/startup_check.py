@@ -67,15 +67,15 @@ def check_start(
         error: TrainyardError = _KINDS[kind].unpacked(code, text, fields)
         error.is_shared = True
         raise error
-    me, there = ProcessInfo.current(), start.processes[world.rank]
-    if there != me:
+    me, taken_by = ProcessInfo.current(), start.processes[world.rank]
+    if taken_by != me:
         raise InputError(
             "rank.taken",
             "rank {rank} ({other_host}, process {other_pid}) has joined, so {host}, process {pid} "
             "cannot be rank {rank}: do two runs share a MASTER_PORT?",
             rank=world.rank,
-            other_host=there.host,
-            other_pid=there.pid,
+            other_host=taken_by.host,
+            other_pid=taken_by.pid,
             host=me.host,
             pid=me.pid,
         )
@@ -143,10 +143,10 @@ def _await_others(store: "Store", world: World, limit_s: float) -> list[int]:
     deadline, notice = started + limit_s, started + _NOTICE_S
     missing, differs = [*range(1, world.size)], False
     while True:
-        there = [rank for rank in missing if store.check([f"arrival/{rank}"])]
-        missing = [rank for rank in missing if rank not in there]
+        arrived = [rank for rank in missing if store.check([f"arrival/{rank}"])]
+        missing = [rank for rank in missing if rank not in arrived]
         now = time.monotonic()
-        if not differs and any(_loaded(store, rank).differs for rank in there):
+        if not differs and any(_loaded(store, rank).differs for rank in arrived):
             differs, deadline = True, min(deadline, now + _PROBLEM_S)
         if not missing or now > deadline:
             return missing
@@ -167,15 +167,15 @@ def _disagreement(me: ProcessInfo, arrivals: Mapping[int, _Arrival]) -> InputErr
     if not others:
         return None
     rank, more = others[0], len(others) - 1
-    there, changes = arrivals[rank].process, "; ".join(arrivals[rank].differs[:NAMED])
+    process, changes = arrivals[rank].process, "; ".join(arrivals[rank].differs[:NAMED])
     others_too = f" ({more} more {'rank differs' if more == 1 else 'ranks differ'})" * (more > 0)
     return InputError(
         "rank.run-differs",
         "rank {rank} ({host}, process {pid}) does not run what rank 0 ({first_host}, process "
         "{first_pid}) runs: {changes}{more}",
         rank=rank,
-        host=there.host,
-        pid=there.pid,
+        host=process.host,
+        pid=process.pid,
         first_host=me.host,
         first_pid=me.pid,
         changes=changes,

@@ -152,19 +152,19 @@ class Watchdog:
         ]
         return dict(zip(ranks, store.multi_get([*map(_beat, ranks)]), strict=True))
 
-    def close(self, *, in_peace: bool) -> None:
-        """Stop watching. The other ranks take this for a loss, unless it is `in_peace`."""
+    def close(self, *, failed: bool = False) -> None:
+        """Stop watching. The other ranks take this for a loss if it is `failed`."""
         if self._closing.is_set():
             return
         self._closing.set()
         if self._store is not None:
-            _within(2 * _LEAVE_S, partial(self._leave, self._store, in_peace=in_peace))
+            _within(2 * _LEAVE_S, partial(self._leave, self._store, failed=failed))
         self._thread.join(_LEAVE_S)
         if self._stacks is not None:
             self._stacks.close()
 
-    def _leave(self, store: "Store", *, in_peace: bool) -> None:
-        if not in_peace:
+    def _leave(self, store: "Store", *, failed: bool) -> None:
+        if failed:
             self._post(store, Alarm([self._world.rank]))
         store.set(_left(self._world.rank), "")
         self._await_others(store, ())
@@ -221,11 +221,11 @@ class Watchdog:
         while not self._closing.wait(BEAT_S):
             passed_s, before = time.monotonic() - before, time.monotonic()
             self.heartbeat.clock_s += min(passed_s, 2 * BEAT_S)
-            alarm = self._alarm or (self._judge(self.heartbeat.clock_s) if self._is_on else None)
+            alarm = self._alarm or (self._alarm_at(self.heartbeat.clock_s) if self._is_on else None)
             if alarm is not None:
                 self._end(alarm)
 
-    def _judge(self, now: float) -> Alarm | None:
+    def _alarm_at(self, now: float) -> Alarm | None:
         """Rank 0 looks at all others; each of them at rank 0, or at itself once that is gone."""
         posts = dict(self._posts)
         silent = {rank for rank, post in posts.items() if now - post.at > FRESH_S}

@@ -98,17 +98,17 @@ def _host(job: Job, options: argparse.Namespace) -> int:
     orders = os.fdopen(os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the orders are not for ranks to read
     first, server = listen(options.listen or None) if options.listen is not None else ("", None)
-    own = f"{first}:{server.getsockname()[1]}" if server else ""
-    print(f"{READY}{own}", flush=True)
+    endpoint_here = f"{first}:{server.getsockname()[1]}" if server else ""
+    print(f"{READY}{endpoint_here}", flush=True)
     ranks = ranks_here(options)
     settings = json.loads(orders.readline() or "{}")
     os.environ.update(settings.get("variables", {}), PYTHONUNBUFFERED="1", FORCE_COLOR="")
-    least, most = map(int, options.hosts.split(":"))
+    fewest, largest = map(int, options.hosts.split(":"))
     with _alone(options.run_id):
         threading.Thread(target=_obey, args=(orders,), daemon=True).start()
         run, _, _ = options.run_id.rpartition("-")
-        endpoint = own or settings.get("endpoint", "")
-        meeting = rendezvous(endpoint, (least, most), run, server=server, wait_s=options.wait_s)
+        endpoint = endpoint_here or settings.get("endpoint", "")
+        meeting = rendezvous(endpoint, (fewest, largest), run, server=server, wait_s=options.wait_s)
         from trainyard.launch.elastic import run_ranks
 
         return run_ranks(job.command, ranks, meeting, _policy(options), say=print_line)

@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from trainyard.distributed.interfaces import free_port
-from trainyard.distributed.launcher_variables import whole
+from trainyard.distributed.launcher_variables import parse_int
 from trainyard.errors import STOPS, InputError, Requeued, TrainyardError
 from trainyard.interrupts import is_postponed
 from trainyard.launch.exit_codes import (
@@ -109,11 +109,11 @@ class Agent(LocalElasticAgent):
         if any(codes.values()):
             self._await_end(self._grace_s if all(map(is_stop, codes.values())) else NOTICE_S)
             self._shutdown()
-            self._judge(*first_cause(self.codes()))
+            self._count_restart(*first_cause(self.codes()))
         result: RunResult = super()._monitor_workers(worker_group)
         return result
 
-    def _judge(self, rank: int, code: int) -> None:
+    def _count_restart(self, rank: int, code: int) -> None:
         """Set the number of restarts that are left, and report one that follows."""
         total = self._worker_group.spec.max_restarts
         if self._policy.others_go_on and meaning_of(code) == Requeued.exit_code:
@@ -159,7 +159,7 @@ class KnownMeetingPoint(StaticTCPRendezvous):
         return RendezvousInfo(HashStore(), self.rank, self.world_size, point)
 
 
-def here() -> KnownMeetingPoint:
+def on_loopback() -> KnownMeetingPoint:
     """Where the ranks of one machine meet: on loopback."""
     return KnownMeetingPoint("127.0.0.1", 0, 0, 1, _RUN, 0)
 
@@ -180,7 +180,7 @@ def in_pod(env: MutableMapping[str, str]) -> tuple[int, KnownMeetingPoint]:
             )
         texts[name] = env.pop(name)
     env["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # pods have as many ranks each: no agent asks
-    node, num_nodes, ranks, port = (whole(name, texts[name]) for name in _NUMBERS)
+    node, num_nodes, ranks, port = (parse_int(name, texts[name]) for name in _NUMBERS)
     return ranks, KnownMeetingPoint(texts[_ADDRESS], port, node, num_nodes, _RUN, 0)
 
 

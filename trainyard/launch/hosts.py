@@ -60,8 +60,8 @@ def read_hosts(given: str) -> list[GivenHost]:
 
 def _host(where: str, entry: str) -> GivenHost:
     name, *options = entry.split()
-    found = _HOST.fullmatch(name)
-    slots = found and found["slots"]
+    parts = _HOST.fullmatch(name)
+    slots = parts and parts["slots"]
     for option in options:
         match = _SLOTS.fullmatch(option)
         if match is None or slots is not None:
@@ -72,7 +72,7 @@ def _host(where: str, entry: str) -> GivenHost:
                 value=option,
             )
         slots = match["slots"]
-    target = found and (found["user"] or "") + (found["address"] or found["name"])
+    target = parts and (parts["user"] or "") + (parts["address"] or parts["name"])
     if not target or target.startswith("-") or slots == "0":
         raise InputError(
             "launch.malformed-host",

@@ -46,7 +46,7 @@ def rendezvous(
     try:
         if server is None:  # torch itself would try for minutes
             socket.create_connection((host, int(port)), _REACH_S).close()
-        own = local_address(host)
+        address = local_address(host)
     except OSError as error:
         raise InputError(
             "launch.first-host-unreachable",
@@ -68,7 +68,7 @@ def rendezvous(
         endpoint,
         run,
         *hosts,
-        local_addr=own,
+        local_addr=address,
         join_timeout=int(wait_s),
         last_call_timeout=_LAST_CALL_S,
     )

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from textwrap import indent
 from typing import Any
 
-from trainyard.arguments import positive, whole
+from trainyard.arguments import positive, whole_number
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import InputError
 from trainyard.files import RunDirectory
@@ -34,7 +34,7 @@ class Kubernetes(Launcher):
     summary = "pods, by Kubeflow's Trainer"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        add_ranks(parser, "each pod", gpus=whole)
+        add_ranks(parser, "each pod", gpus=whole_number)
         add_restarts(parser, default=_RESTARTS)
         add_grace(parser)
         add = parser.add_argument

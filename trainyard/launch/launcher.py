@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trainyard.arguments import positive, whole
+from trainyard.arguments import positive, whole_number
 from trainyard.errors import InputError
 from trainyard.launch.exit_codes import GRACE_S
 from trainyard.launch.job import Job
@@ -53,17 +53,17 @@ def add_ranks(
     ranks: str | None = None,
 ) -> None:
     """Add --gpus and --ranks, which exclude each other. `where`: "each node"; `ranks`: a help."""
-    about = f"GPUs of {where}, with a rank for each"
-    parser.add_argument("--gpus", type=gpus, metavar="N", help=about)
-    about = ranks or f"processes on {where} (one per GPU, or 1)"
-    parser.add_argument("--ranks", type=positive, metavar="N", help=about)
+    text = f"GPUs of {where}, with a rank for each"
+    parser.add_argument("--gpus", type=gpus, metavar="N", help=text)
+    text = ranks or f"processes on {where} (one per GPU, or 1)"
+    parser.add_argument("--ranks", type=positive, metavar="N", help=text)
 
 
 def add_restarts(parser: argparse.ArgumentParser, default: int = 0) -> None:
     """Add the option --restarts."""
     parser.add_argument(
         "--restarts",
-        type=whole,
+        type=whole_number,
         default=default,
         metavar="N",
         help="how often all ranks are started again, and go on, after one has died "
@@ -75,7 +75,7 @@ def add_wait(parser: argparse.ArgumentParser, what: str) -> None:
     """Add the option --wait, in seconds."""
     parser.add_argument(
         "--wait",
-        type=whole,
+        type=whole_number,
         default=_WAIT_S,
         dest="wait_s",
         metavar="SECONDS",

@@ -36,4 +36,4 @@ class Local(Launcher):
         if sys.stderr.isatty() and not options.quiet:
             print_line(f"starting {how_many(ranks, 'rank')}, which load torch")
         policy = elastic.Policy(restarts=options.restarts)
-        return elastic.run_ranks(job.command, ranks, elastic.here(), policy, say=print_line)
+        return elastic.run_ranks(job.command, ranks, elastic.on_loopback(), policy, say=print_line)

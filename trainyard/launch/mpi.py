@@ -45,8 +45,8 @@ class Mpi(Launcher):
         parser.add_argument(
             "--mpirun", metavar="PATH", default="mpirun", help="OpenMPI's (the first on PATH)"
         )
-        about = "for mpirun: '--mca btl_tcp_if_include eth0'"
-        parser.add_argument("--extra", metavar="WORDS", default="", help=about)
+        text = "for mpirun: '--mca btl_tcp_if_include eth0'"
+        parser.add_argument("--extra", metavar="WORDS", default="", help=text)
 
     def is_here(self, options: argparse.Namespace) -> bool:
         return options.hosts is None

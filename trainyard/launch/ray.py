@@ -65,14 +65,14 @@ class Ray(Launcher):
         )
         add("--nodes", type=positive, default=1, metavar="N", help="nodes (1)")
         add("--cpus", type=positive, default=1, metavar="N", help="per rank (1)")
-        about = "go on without nodes that are gone"
-        add("--min-nodes", type=positive, metavar="N", help=about)
+        text = "go on without nodes that are gone"
+        add("--min-nodes", type=positive, metavar="N", help=text)
         add_restarts(parser)
         add = parser.add_mutually_exclusive_group().add_argument
-        about = "copy it to all nodes (this one is on all nodes)"
-        add("--working-dir", metavar="DIR", help=about)
-        about = "Ray's runtime environment, in YAML or JSON"
-        add("--runtime-env", metavar="FILE", help=about)
+        text = "copy it to all nodes (this one is on all nodes)"
+        add("--working-dir", metavar="DIR", help=text)
+        text = "Ray's runtime environment, in YAML or JSON"
+        add("--runtime-env", metavar="FILE", help=text)
 
     def plan(self, job: Job, options: argparse.Namespace) -> str:
         ray = _options(job, options)
@@ -131,19 +131,19 @@ def _environment(options: argparse.Namespace) -> dict[str, Any]:
 
     reason = "is no mapping in YAML or JSON"
     try:
-        found = yaml.safe_load(Path(path).read_text())
+        content = yaml.safe_load(Path(path).read_text())
     except OSError as error:
-        found, reason = None, error.strerror or str(error)
+        content, reason = None, error.strerror or str(error)
     except yaml.YAMLError:
-        found = None
-    if not isinstance(found, dict):
+        content = None
+    if not isinstance(content, dict):
         raise InputError(
             "launch.runtime-env-unusable",
             "--runtime-env {path}: {reason}",
             path=path,
             reason=reason,
         )
-    return found
+    return content
 
 
 def launch_ray(job: Job, options: RayOptions) -> int:
@@ -173,8 +173,10 @@ def launch_ray(job: Job, options: RayOptions) -> int:
             ) from None
         take_any_text()
         bundle = _bundle(options)
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        board = ray.remote(num_cpus=0, scheduling_strategy=here)(Board).remote()
+        this_node = NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=False
+        )
+        board = ray.remote(num_cpus=0, scheduling_strategy=this_node)(Board).remote()
         signals: list[int] = []
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -372,8 +374,8 @@ class _Waiting:
             return
         from trainyard.launch.ray_scaling import fitting, free_nodes
 
-        there, free = _nodes(), free_nodes()
-        is_there = fitting(there, self._bundle) >= self._fewest
+        alive, free = _nodes(), free_nodes()
+        is_there = fitting(alive, self._bundle) >= self._fewest
         error = TrainyardError(
             "launch.no-ray-nodes",
             "no node has run for {seconds} of {limit} s: {num_nodes} x ({wanted}) are asked for, "
@@ -382,7 +384,7 @@ class _Waiting:
             limit=round(_NO_NODES_S),
             num_nodes=self._fewest,
             wanted=_words(self._bundle),
-            found=f"{_listed(free)} free" if is_there else _listed(there),
+            found=f"{_listed(free)} free" if is_there else _listed(alive),
         )
         if waited_s <= _NO_NODES_S:
             print_line(f"{error}")
@@ -396,8 +398,8 @@ def _bundle(options: RayOptions) -> dict[str, int]:
     nodes = _nodes()
     gpus = options.gpus
     if gpus is None:
-        most = sorted((int(node.get("GPU", 0)) for node in nodes), reverse=True)
-        gpus = 0 if options.ranks or len(most) < options.nodes else most[options.nodes - 1]
+        gpus_of = sorted((int(node.get("GPU", 0)) for node in nodes), reverse=True)
+        gpus = 0 if options.ranks or len(gpus_of) < options.nodes else gpus_of[options.nodes - 1]
     bundle = {"CPU": (options.ranks or gpus or 1) * options.cpus} | ({"GPU": gpus} if gpus else {})
     fit = [
         node for node in nodes if all(node.get(name, 0) >= count for name, count in bundle.items())
@@ -422,8 +424,8 @@ def _nodes() -> list[dict[str, float]]:
 
 
 def _listed(nodes: Iterable[Mapping[str, float]]) -> str:
-    there = Counter(_words(node) for node in nodes)
-    return ", ".join(f"{count} x ({words})" for words, count in there.items())
+    counts = Counter(_words(node) for node in nodes)
+    return ", ".join(f"{count} x ({words})" for words, count in counts.items())
 
 
 def _words(resources: Mapping[str, float]) -> str:

@@ -104,9 +104,9 @@ class Trainer(DataParallelTrainer):  # type: ignore[misc]
     def _initialize_and_run_controller(self, **parts: Any) -> Any:
         """Ray's own waits in one call: a thread in it ends the process once Ray is shut down."""
         node = ray.get_runtime_context().get_node_id()
-        here = NodeAffinitySchedulingStrategy(node, soft=False)
+        this_node = NodeAffinitySchedulingStrategy(node, soft=False)
         variables = {"env_vars": get_env_vars_to_propagate()}
-        actor = ray.remote(num_cpus=0, scheduling_strategy=here, runtime_env=variables)
+        actor = ray.remote(num_cpus=0, scheduling_strategy=this_node, runtime_env=variables)
         policy = FreeNodes(self.scaling_config)
         controller = actor(TrainController).remote(**parts | {"scaling_policy": policy})
         running = controller.run.remote()

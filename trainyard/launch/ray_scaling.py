@@ -26,12 +26,12 @@ def free_nodes(group: Any = None) -> list[dict[str, float]]:
     The bundles of `group`, a placement group, count as free.
     """
     leaving = cluster.state.get_draining_nodes()
-    there = {node["NodeID"] for node in ray.nodes() if node["Alive"]}.difference(leaving)
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}.difference(leaving)
     available = cluster.available_resources_per_node()
-    free = {node: dict(available.get(node, {})) for node in there}
-    own = ray.util.placement_group_table(group) if group else {}
-    for bundle, node in own.get("bundles_to_node_id", {}).items():
-        for name, count in own["bundles"][bundle].items() if node in free else ():
+    free = {node: dict(available.get(node, {})) for node in alive}
+    table = ray.util.placement_group_table(group) if group else {}
+    for bundle, node in table.get("bundles_to_node_id", {}).items():
+        for name, count in table["bundles"][bundle].items() if node in free else ():
             free[node][name] = free[node].get(name, 0) + count
     return list(free.values())
 
@@ -73,8 +73,8 @@ class FreeNodes(ScalingPolicy):  # type: ignore[misc]
         return self._resized(num_workers)
 
     def _possible(self) -> int:
-        found = fitting(free_nodes(self._group), self.scaling_config._resources_per_worker_not_none)
-        return min(found, int(self.scaling_config.max_workers))
+        fit = fitting(free_nodes(self._group), self.scaling_config._resources_per_worker_not_none)
+        return min(fit, int(self.scaling_config.max_workers))
 
     def _resized(self, num_workers: int) -> Any:
         bundle = self.scaling_config._resources_per_worker_not_none

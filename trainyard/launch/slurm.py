@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard.arguments import positive, whole
+from trainyard.arguments import positive, whole_number
 from trainyard.children import SAFE_PATH, users_environment
 from trainyard.errors import InputError, Requeued, Stopped, TrainyardError
 from trainyard.files import write_text, writing
@@ -51,21 +51,21 @@ class Slurm(Launcher):
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         ranks = "processes in all, where there are no GPUs"
-        add_ranks(parser, "each node", gpus=whole, ranks=ranks)
+        add_ranks(parser, "each node", gpus=whole_number, ranks=ranks)
         add = parser.add_argument
         add("--nodes", type=_nodes, default="1", metavar="N", help="nodes: 2, or 1-4")
-        about = "CPU cores for each rank; by default a GPU's share of its node by sinfo"
-        add("--cpus", type=positive, metavar="N", help=about)
+        text = "CPU cores for each rank; by default a GPU's share of its node by sinfo"
+        add("--cpus", type=positive, metavar="N", help=text)
         for name, meaning in _SBATCH_OPTIONS.items():
             kind = _time if name == "time" else str
             add(f"--{name}", type=kind, metavar=name.upper(), help=meaning)
         add("--mail", metavar="ADDRESS", help="where to write of the end")
-        about = "another line for sbatch: '#SBATCH --exclusive'; as often as wanted"
-        add("--extra", action="append", default=[], metavar="LINE", help=about)
-        about = "a line of shell before the ranks start, 'module load cuda' say, or a file of them"
-        add("--setup", action="append", default=[], metavar="LINE", help=about)
-        about = f"seconds before the time limit at which the ranks save ({_GRACE_S})"
-        add("--grace", type=positive, default=_GRACE_S, metavar="S", help=about)
+        text = "another line for sbatch: '#SBATCH --exclusive'; as often as wanted"
+        add("--extra", action="append", default=[], metavar="LINE", help=text)
+        text = "a line of shell before the ranks start, 'module load cuda' say, or a file of them"
+        add("--setup", action="append", default=[], metavar="LINE", help=text)
+        text = f"seconds before the time limit at which the ranks save ({_GRACE_S})"
+        add("--grace", type=positive, default=_GRACE_S, metavar="S", help=text)
         add("--seeds", type=_seeds, default=(), metavar="0,1,2", help="a job for each")
         add_restarts(parser, default=_RESTARTS)
 
@@ -164,17 +164,17 @@ def _share_of_cores(options: argparse.Namespace) -> int | None:
     """Cores for each rank of a job with GPUs; None where --extra or the cluster decides."""
     if not options.gpus or re.search(_CORES_IN_EXTRA, " ".join(options.extra)):
         return None
-    found = cores_per_gpu(options.partition, options.gpus)
-    if found is None and options.dry_run:
+    cores = cores_per_gpu(options.partition, options.gpus)
+    if cores is None and options.dry_run:
         return None  # the text may be for another cluster
     note = (
-        f"each rank gets {found} cores, its GPU's share of a node; --cpus asks for others"
-        if found
+        f"each rank gets {cores} cores, its GPU's share of a node; --cpus asks for others"
+        if cores
         else "sinfo names no cores and GPUs of a node, so each rank gets the cluster's default of "
         "cores, which may be one: --cpus asks for more"
     )
     sys.stderr.write(f"trainyard: {note}\n")
-    return found
+    return cores
 
 
 def _source_if_file(line: str) -> str:
@@ -217,13 +217,13 @@ def _print_submitted(job_id: str, runs: Sequence[Path]) -> None:
     print(f"watch:  squeue -j {job_id};  tail -F {shlex.quote(str(runs[0]))}/slurm-*.out")
     print(f"stop:   scancel --signal=TERM {job_id}   (it saves first)")
     print(f"cancel: scancel {job_id}", flush=True)
-    found = state_of(job_id)
-    if found is None:
+    queued = state_of(job_id)
+    if queued is None:
         return
-    print(f"Slurm:  {found.state}" + f" ({found.reason})" * (found.reason != "None"))
-    if found.is_forever:
+    print(f"Slurm:  {queued.state}" + f" ({queued.reason})" * (queued.reason != "None"))
+    if queued.is_forever:
         sys.stderr.write(
-            f"trainyard: job {job_id} does not start as it is ({found.reason}): cancel it and ask "
+            f"trainyard: job {job_id} does not start as it is ({queued.reason}): cancel it and ask "
             f"for what the partition and your account allow (sinfo; scontrol show job {job_id})\n"
         )
 

@@ -36,9 +36,9 @@ def least_share(listing: str, partition: str | None, gpus: int) -> int | None:
         is_ours = (
             name.endswith("*") if partition is None else name.strip("*") in partition.split(",")
         )
-        there = sum(map(int, re.findall(r"\bgpu(?::[^:,()]+)?:(\d+)", resources)))
-        if is_ours and there >= gpus:
-            shares.append(int(cores) // there)
+        gpus_there = sum(map(int, re.findall(r"\bgpu(?::[^:,()]+)?:(\d+)", resources)))
+        if is_ours and gpus_there >= gpus:
+            shares.append(int(cores) // gpus_there)
     return max(min(shares), 1) if shares else None
 
 
@@ -60,10 +60,10 @@ def state_of(job: str) -> Waiting | None:
         line = _LINE.search(_answer(command))
         if line is None:
             return None
-        found = Waiting(line[1], line[2].strip())
-        is_new = found.state == "PENDING" and found.reason in _NOT_YET
+        waiting = Waiting(line[1], line[2].strip())
+        is_new = waiting.state == "PENDING" and waiting.reason in _NOT_YET
         if not is_new or time.monotonic() > deadline:
-            return found
+            return waiting
         time.sleep(_AGAIN_S)
 
 

@@ -74,8 +74,8 @@ class Ssh(Launcher):
         add("--ssh-config", metavar="FILE", help="in place of ~/.ssh/config")
         add("--master-addr", metavar="ADDRESS", help="of the first host, for the others")
         add("--sync", action="store_true", help="copy this directory there first, by rsync")
-        about = "go on without hosts that are gone, after a restart"
-        add("--min-hosts", type=positive, metavar="N", help=about)
+        text = "go on without hosts that are gone, after a restart"
+        add("--min-hosts", type=positive, metavar="N", help=text)
         add_restarts(parser)
         add_wait(parser, "a host to come back, before a restart")
 
@@ -372,8 +372,16 @@ def _copy(host: GivenHost, login: Login) -> str | None:
     """Copy to one host. Returns the reason of a failure, else None."""
     user, at, name = host.target.rpartition("@")
     target = f"{user}{at}[{name}]" if ":" in name else host.target
-    there = f"mkdir -p {shlex.quote(login.folder)} && rsync"
-    command = ["rsync", "-az", "--rsync-path", there, *_NOT_COPIED, "-e", shlex.join(login.command)]
+    make_folder = f"mkdir -p {shlex.quote(login.folder)} && rsync"
+    command = [
+        "rsync",
+        "-az",
+        "--rsync-path",
+        make_folder,
+        *_NOT_COPIED,
+        "-e",
+        shlex.join(login.command),
+    ]
     try:
         done = subprocess.run(
             [*command, "--", "./", f"{target}:{login.folder}/"],
@@ -387,5 +395,5 @@ def _copy(host: GivenHost, login: Login) -> str | None:
             "launch.needs-rsync", "--sync needs rsync here: {reason}", reason=error.strerror
         ) from None
     first_line = done.stderr.strip().partition("\n")[0]
-    question = ": is it installed there?" if done.returncode in _NO_RSYNC else ""
-    return f"rsync failed ({first_line}){question}" if done.returncode else None
+    hint = ": is it installed there?" if done.returncode in _NO_RSYNC else ""
+    return f"rsync failed ({first_line}){hint}" if done.returncode else None

@@ -94,9 +94,9 @@ def _start(
 
 def _give_cores(process: "subprocess.Popen[bytes]", slot: int, count: int) -> None:
     """Leave a new process every `count`-th core from the `slot`-th on, if there are enough."""
-    own = sorted(os.sched_getaffinity(0))[slot::count]
+    cores = sorted(os.sched_getaffinity(0))[slot::count]
     with suppress(ProcessLookupError):  # it has ended already
-        os.sched_setaffinity(process.pid, own or os.sched_getaffinity(0))
+        os.sched_setaffinity(process.pid, cores or os.sched_getaffinity(0))
 
 
 def _await(

@@ -20,8 +20,8 @@ def activation_maps(model: nn.Module, images_BCHW: Tensor, classes_B: Tensor) ->
     """
     with torch.enable_grad():
         logits_BC, features = _with_features(model, images_BCHW.detach().requires_grad_())
-        own = logits_BC.gather(1, classes_B[:, None]).sum()
-        (gradient,) = torch.autograd.grad(own, features)
+        chosen = logits_BC.gather(1, classes_B[:, None]).sum()
+        (gradient,) = torch.autograd.grad(chosen, features)
     height_width = images_BCHW.shape[2:]
     maps_BCHW, gradient_BCHW = (
         _as_map(model, each.float(), height_width) for each in (features, gradient)
@@ -36,10 +36,10 @@ def activation_maps(model: nn.Module, images_BCHW: Tensor, classes_B: Tensor) ->
 def _with_features(model: Any, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
     """The logits, and the features that they are computed from."""
     if hasattr(model, "blocks") and hasattr(model, "patch_embed"):
-        found: list[Tensor] = []
-        hook = model.blocks[-1].norm1.register_forward_hook(lambda *of: found.append(of[2]))
+        inputs: list[Tensor] = []
+        hook = model.blocks[-1].norm1.register_forward_hook(lambda *of: inputs.append(of[2]))
         try:
-            return model(images_BCHW), found[0]
+            return model(images_BCHW), inputs[0]
         finally:
             hook.remove()
     if not (hasattr(model, "forward_features") and hasattr(model, "forward_head")):

@@ -40,30 +40,30 @@ def adapt_weights(
     the source has other classes than `classes`, or another number of them. All else must fit
     exactly, or a CheckpointError lists the misfits, and the model stays unchanged.
     """
-    own = model.state_dict()
-    weights, log = without_prefix(source, prefix, set(own))
+    tensors = model.state_dict()
+    weights, log = without_prefix(source, prefix, set(tensors))
     classifier = classifier_keys(model)
-    rest = {key: tensor for key, tensor in own.items() if key not in classifier}
+    rest = {key: tensor for key, tensor in tensors.items() if key not in classifier}
     if _misfits(rest, {key: w for key, w in weights.items() if key not in classifier}):
         weights = _converted(weights, model, name, classifier, log=log)
-        if source.is_ordered and _misfits(own, weights):
-            weights = _named_by_order(weights, own, classifier, log)
-    why = _fit_classifier(weights, own, classifier, log, theirs=source.classes, ours=classes)
+        if source.is_ordered and _misfits(tensors, weights):
+            weights = _named_by_order(weights, tensors, classifier, log)
+    why = _fit_classifier(weights, tensors, classifier, log, theirs=source.classes, ours=classes)
     if why is not None:
         log.append(f"the classifier is reinitialised: {why}")
-    expected = own if any(key in weights for key in classifier) else rest
+    expected = tensors if any(key in weights for key in classifier) else rest
     if misfits := _misfits(expected, weights):
         raise CheckpointError(
             "weights.do-not-fit",
             "{source}: does not fit the model; {reason}; wrong model.name ({name}) or "
             "data.channels?",
-            source=source.about,
+            source=source.description,
             reason=misfits,
             name=name,
         )
-    loaded = {k: w for k, w in weights.items() if k in own and w.shape == own[k].shape}
+    loaded = {k: w for k, w in weights.items() if k in tensors and w.shape == tensors[k].shape}
     model.load_state_dict(loaded, strict=False)
-    began = f"began with {len(loaded)} of {len(own)} tensors from {source.about}"
+    began = f"began with {len(loaded)} of {len(tensors)} tensors from {source.description}"
     return Adapted([began, *log], why)
 
 
@@ -102,7 +102,7 @@ def _converted(
 
 
 def _named_by_order(
-    weights: Weights, own: dict[str, Tensor], classifier: list[str], log: list[str]
+    weights: Weights, tensors: dict[str, Tensor], classifier: list[str], log: list[str]
 ) -> Weights:
     """The weights under the model's names, if both are one list of kinds and shapes.
 
@@ -110,12 +110,12 @@ def _named_by_order(
     the weights are returned unchanged.
     """
     theirs, ours = (
-        [name for name in names if not name.endswith(_HARMLESS)] for names in (weights, own)
+        [name for name in names if not name.endswith(_HARMLESS)] for names in (weights, tensors)
     )
     fits = len(theirs) == len(ours) and all(
-        theirs.rpartition(".")[2] == ours.rpartition(".")[2]
-        and weights[theirs].shape[ours in classifier :] == own[ours].shape[ours in classifier :]
-        for theirs, ours in zip(theirs, ours, strict=True)
+        their.rpartition(".")[2] == our.rpartition(".")[2]
+        and weights[their].shape[our in classifier :] == tensors[our].shape[our in classifier :]
+        for their, our in zip(theirs, ours, strict=True)
     )
     if not fits:
         return weights
@@ -123,7 +123,7 @@ def _named_by_order(
         f"gave {len(ours)} tensors timm's names by their order and shapes, from {theirs[0]} to "
         f"{ours[-1]}: check the accuracy, if the model may have its layers in another order"
     )
-    return {ours: weights[theirs] for theirs, ours in zip(theirs, ours, strict=True)}
+    return {our: weights[their] for their, our in zip(theirs, ours, strict=True)}
 
 
 @contextmanager
@@ -172,7 +172,7 @@ def classifier_keys(model: nn.Module) -> list[str]:
 
 def _fit_classifier(
     weights: Weights,
-    own: dict[str, Tensor],
+    tensors: dict[str, Tensor],
     classifier: list[str],
     log: list[str],
     *,
@@ -188,7 +188,7 @@ def _fit_classifier(
         return None
     if len(held) < len(classifier):
         reason = "there is none in it"
-    elif any(weights[key].shape[:1] != own[key].shape[:1] for key in held):
+    elif any(weights[key].shape[:1] != tensors[key].shape[:1] for key in held):
         reason = f"it is for {len(weights[held[0]]):,} classes, not {len(ours):,}"
     elif theirs is None or theirs == list(ours):
         return None
@@ -208,16 +208,18 @@ def _fit_classifier(
 # --- messages ---
 
 
-def _misfits(own: dict[str, Tensor], weights: Weights) -> str:
+def _misfits(wanted: dict[str, Tensor], weights: Weights) -> str:
     """A list of the weights that differ from a model's, by name or shape; empty if all fit."""
-    own, weights = (
+    wanted, weights = (
         {name: tensor for name, tensor in tensors.items() if not name.endswith(_HARMLESS)}
-        for tensors in (own, weights)
+        for tensors in (wanted, weights)
     )
-    sizes = {name: (_size(weights[name]), _size(own[name])) for name in own if name in weights}
+    sizes = {
+        name: (_size(weights[name]), _size(wanted[name])) for name in wanted if name in weights
+    }
     groups = {
-        "missing": [name for name in own if name not in weights],
-        "unexpected": [name for name in weights if name not in own],
+        "missing": [name for name in wanted if name not in weights],
+        "unexpected": [name for name in weights if name not in wanted],
         "of another shape": [f"{n} ({a}, not {b})" for n, (a, b) in sizes.items() if a != b],
     }
     return "; ".join(

@@ -126,9 +126,11 @@ def _check_images(
         raise _not_accepted(error, config, of_image) from error
     finally:
         model.train(was_training)
-    found = getattr(scores, "shape", None)
-    if is_own(config.name) and found != (1, num_classes):
-        given = type(scores).__name__ if found is None else f"scores of shape {list(found)}"
+    shape_found = getattr(scores, "shape", None)
+    if is_own(config.name) and shape_found != (1, num_classes):
+        given = (
+            type(scores).__name__ if shape_found is None else f"scores of shape {list(shape_found)}"
+        )
         raise RecipeError(
             "function.wrong-scores",
             "model.name: {name} gives {found} for one image: return one score per class, [1, "
@@ -137,7 +139,7 @@ def _check_images(
             found=given,
             num_classes=num_classes,
         )
-    if found != (1, num_classes):
+    if shape_found != (1, num_classes):
         raise RecipeError(
             "model.wrong-scores",
             "model.options: {name} does not give one score per class with these options",

@@ -107,8 +107,8 @@ def _kept_folder() -> Path:
     if " " in str(folder):  # which torch does not quote for the compiler
         raise InputError("file.unusable", path=folder, reason="has a space in its path")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    about = folder.lstat()
-    if about.st_uid != os.getuid() or not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o077:
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077:
         raise InputError("file.unusable", path=folder, reason="is not a folder of this user alone")
     with open(folder / "lock", "wb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)

@@ -35,7 +35,7 @@ CROP_MODES = {"crop": "center", "squash": "squash", "pad": "border"}
 @dataclass(frozen=True)
 class LoadedWeights:
     weights: Weights
-    about: str
+    description: str
     """A description for users: "model.pth, entry 'model_ema'"."""
     classes: list[str] | None = None
     """Names of the classifier's rows, if known."""
@@ -53,9 +53,9 @@ class LoadedWeights:
 def pixels_in(values: Mapping[str, Any]) -> Pixels:
     """The preparation of images in a configuration of timm, a file's header or a [data] section."""
     keys = ("mean", "std", "interpolation", "crop_pct", "fit")
-    found = {key: values[key] for key in keys if values.get(key) is not None}
+    known = {key: values[key] for key in keys if values.get(key) is not None}
     fits = [fit for fit, mode in CROP_MODES.items() if mode == values.get("crop_mode")]
-    return found | ({"fit": fits[0]} if fits else {})
+    return known | ({"fit": fits[0]} if fits else {})
 
 
 def read_weights(path: Path, key: str | None = None) -> LoadedWeights:
@@ -179,7 +179,7 @@ def without_prefix(
                 "weights.no-such-prefix",
                 "model.checkpoint_prefix: no name in {source} begins with {prefix!r}; the first "
                 "is {first!r}",
-                source=source.about,
+                source=source.description,
                 prefix=prefix,
                 first=next(iter(source.weights)),
             )
@@ -187,9 +187,9 @@ def without_prefix(
         done.append(f"took {prefix!r} off {len(weights)} names, left {others} others out")
     # Prefixes of wrappers: all names have them, and none of the model's.
     known = [each for each in _WRAPPERS if not any(name.startswith(each) for name in names)]
-    while weights and (found := [w for w in known if all(name.startswith(w) for name in weights)]):
-        weights = {name.removeprefix(found[0]): weight for name, weight in weights.items()}
-        done.append(f"took {found[0]!r} off all names")
+    while weights and (common := [w for w in known if all(name.startswith(w) for name in weights)]):
+        weights = {name.removeprefix(common[0]): weight for name, weight in weights.items()}
+        done.append(f"took {common[0]!r} off all names")
     return weights, done
 
 

@@ -94,11 +94,11 @@ class _Residual(nn.Sequential):
 
     def forward(self, maps_BCHW: Tensor) -> Tensor:
         *layers, last = self
-        found: Tensor = maps_BCHW
+        maps: Tensor = maps_BCHW
         for layer in layers:
-            found = layer(found)
-        found = last(maps_BCHW + found)
-        return found
+            maps = layer(maps)
+        maps = last(maps_BCHW + maps)
+        return maps
 
 
 def _convolution(width_in: int, width: int) -> nn.Conv2d:

@@ -178,9 +178,9 @@ def minor_values(report: Report) -> Iterator[Value]:
 def _joined(values: Iterable[Value], style: str = "") -> Text:
     """Values as one line, which is cut off rather than wrapped."""
     text = Text(no_wrap=True, overflow="ellipsis")
-    for value, own in values:
+    for value, its_style in values:
         text.append("  " if text else "")
-        text.append(value, own or style)
+        text.append(value, its_style or style)
     return text
 
 

@@ -36,8 +36,8 @@ class Gauge:
 
         return DeviceReadings(
             memory,
-            _asked(lambda: pynvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100),
-            _asked(lambda: pynvml.nvmlDeviceGetPowerUsage(self._handle) / 1000),
+            _nvml(lambda: pynvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100),
+            _nvml(lambda: pynvml.nvmlDeviceGetPowerUsage(self._handle) / 1000),
         )
 
 
@@ -56,16 +56,16 @@ def _handle(device: torch.device) -> Any:
     import pynvml
 
     uuid = torch.cuda.get_device_properties(device).uuid
-    _asked(pynvml.nvmlInit)  # there is no handle without it
-    return _asked(lambda: pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+    _nvml(pynvml.nvmlInit)  # there is no handle without it
+    return _nvml(lambda: pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
 
 
-def _asked(question: Callable[[], Any]) -> Any:
+def _nvml(query: Callable[[], Any]) -> Any:
     """The answer of NVML; None without it, or for values that a GPU lacks (use of a MIG slice)."""
     import pynvml
 
     with suppress(pynvml.NVMLError):
-        return question()
+        return query()
     return None
 
 

@@ -101,12 +101,12 @@ def _check(report: Report) -> None:
     if type(report.get("step")) is not int:
         raise ValueError("its step is no whole number")
     for key in report:
-        most = 1 if key.endswith(_SHARES) else _MOST if key in _AMOUNTS else None
-        if most is None or report[key] is None:
+        largest = 1 if key.endswith(_SHARES) else _MOST if key in _AMOUNTS else None
+        if largest is None or report[key] is None:
             continue
         value = number(report, key)
-        if value is None or not 0 <= value <= most:
-            raise ValueError(f"{key} is no number between 0 and {most:,}")
+        if value is None or not 0 <= value <= largest:
+            raise ValueError(f"{key} is no number between 0 and {largest:,}")
 
 
 def _add(history: History, report: Report) -> None:

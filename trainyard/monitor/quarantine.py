@@ -52,8 +52,8 @@ class Quarantine:
 
     def exchange(self) -> None:
         """Share bad samples. DataError on all ranks if a split has more than `max_bad`."""
-        found = (bad for noted in gather(self._world, self._noted) for bad in noted)
-        for bad in sorted(set(found)):
+        all_bad = (bad for noted in gather(self._world, self._noted) for bad in noted)
+        for bad in sorted(set(all_bad)):
             if bad.id not in self._seen[bad.split]:
                 self._seen[bad.split].add(bad.id)
                 self._reasons[bad.split] = bad.reason

@@ -81,8 +81,8 @@ def is_muon(name: str) -> bool:
 
 def classifier_parameters(model: nn.Module) -> list[nn.Parameter]:
     """Parameters of timm's classifier, or of both in a distilled model; empty without one."""
-    found: Any = getattr(model, "get_classifier", tuple)()
-    heads: Iterable[nn.Module] = found if isinstance(found, tuple) else (found,)
+    classifier: Any = getattr(model, "get_classifier", tuple)()
+    heads: Iterable[nn.Module] = classifier if isinstance(classifier, tuple) else (classifier,)
     return [parameter for head in heads for parameter in head.parameters()]
 
 

@@ -150,8 +150,8 @@ def build_parts(
     if is_new and config.model.linear_probe:
         assert isinstance(data.train, Index)  # config.py refuses it for a stream
         feeds = build_feeds(config, world, device)
-        about = put_probe(config, model, data.train, feeds, console=console, heartbeat=heartbeat)
-        initial = replace(initial, log=[*initial.log, about])
+        sentence = put_probe(config, model, data.train, feeds, console=console, heartbeat=heartbeat)
+        initial = replace(initial, log=[*initial.log, sentence])
     return Parts(
         config=config,
         folder=folder,
@@ -187,11 +187,11 @@ def averager_class(name: str) -> type[Averager]:
     """The class of an averager by its name, or that of the user's own."""
     if not is_own(name):
         module, _, kind = AVERAGERS[name].partition(":")
-        found: type[Averager] = getattr(import_module(f"trainyard.averaging.{module}"), kind)
-        return found
+        known: type[Averager] = getattr(import_module(f"trainyard.averaging.{module}"), kind)
+        return known
     announce_own("average.name", name)
-    own: Any = imported("average.name", name)
-    if not (isinstance(own, type) and issubclass(own, Averager)):
+    class_of_user: Any = imported("average.name", name)
+    if not (isinstance(class_of_user, type) and issubclass(class_of_user, Averager)):
         raise RecipeError(
             "function.not-averager",
             "{key} = {value!r}: write a class derived from trainyard.Averager, or from one of its "
@@ -199,7 +199,7 @@ def averager_class(name: str) -> type[Averager]:
             key="average.name",
             value=name,
         )
-    return own
+    return class_of_user
 
 
 def _check(
@@ -272,9 +272,9 @@ def check_batches(
                 value=phase.batch,
                 num_replicas=world.size,
             )
-        least, most = phase.batch // world.size, -(-phase.batch // world.size)
-        micro = most if config.batch.micro == "auto" else config.batch.micro
-        if in_step is not None and -(-least // micro) != -(-most // micro):
+        smallest, largest = phase.batch // world.size, -(-phase.batch // world.size)
+        micro = largest if config.batch.micro == "auto" else config.batch.micro
+        if in_step is not None and -(-smallest // micro) != -(-largest // micro):
             raise RecipeError(
                 "recipe.micro-batches-uneven",
                 "batch.micro = {micro}: of {key} = {value} some of {num_ranks} ranks would take "
@@ -292,16 +292,16 @@ def check_batch_norm(config: RunConfig, model: nn.Module, course: Course, world:
     """RecipeError if a batch norm layer would normalise a single image."""
     if _least_part(config, model, world) == 1:
         return
-    asked = None if config.batch.micro == "auto" else config.batch.micro
+    micro_size = None if config.batch.micro == "auto" else config.batch.micro
     size = config.batch.virtual_ranks or world.size
     for phase in course.phases:
         shares = (phase.batch // size, -(-phase.batch // size))
-        if all(share // num_parts(share, asked) > 1 for share in shares):
+        if all(share // num_parts(share, micro_size) > 1 for share in shares):
             continue
         key = "schedule.batch_size" if phase.start else "batch.size"
         parts = f" on {world.size} ranks" if world.size > 1 else ""
-        parts += f" in parts of batch.micro = {asked}" if asked else ""
-        hint = ("batch.micro" if asked else key) + ", or fewer ranks" * (world.size > 1)
+        parts += f" in parts of batch.micro = {micro_size}" if micro_size else ""
+        hint = ("batch.micro" if micro_size else key) + ", or fewer ranks" * (world.size > 1)
         raise RecipeError(
             "recipe.single-image-in-forward",
             "{key} = {value}{parts} leaves a single image in a forward pass, and batch norm needs "

@@ -88,7 +88,7 @@ class DataSetResult:
     their moving averages, if any, under "ema_" or "ema_0.99_", …"""
     best_average: str
     """Of several averages, the decay of the one that was the best in the run's evaluation."""
-    question: EvaluationOptions
+    options: EvaluationOptions
     temperatures: Temperatures = field(default_factory=dict)
     """The temperatures of the weights by prefix, where they are not 1."""
 
@@ -101,34 +101,34 @@ class DataSetResult:
         """The result as plain values for JSON."""
         tree: dict[str, Any] = {"data": self.data.where}
         tree |= summary(self.predictions, self.labels)
-        for prefix, said in self.predictions.items():
-            if isinstance(said, Predictions):
+        for prefix, scores in self.predictions.items():
+            if isinstance(scores, Predictions):
                 tree[f"{prefix}top1_interval"] = wilson(tree[f"{prefix}top1"], tree["samples"])
-                tree[f"{prefix}ece"] = calibration_error(said)
-            tree |= {f"{prefix}not_finite": said.not_finite()}
+                tree[f"{prefix}ece"] = calibration_error(scores)
+            tree |= {f"{prefix}not_finite": scores.not_finite()}
         for prefix, temperature in self.temperatures.items():
             tree[f"{prefix}temperature"] = temperature
         tree |= {"ema_decay": float(self.best_average)} if self.best_average else {}
         tree |= {
             "classes": len(self.classes),
             "model_classes": self.model_classes,
-            "flip": self.question.views.flip,
-            "scales": [*self.question.views.scales],
+            "flip": self.options.views.flip,
+            "scales": [*self.options.views.scales],
         }
         return tree | ({"reassessed": self._reassessed()} if self.data.labels else {})
 
     def _reassessed(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"labels": str(self.question.labels)}
-        for prefix, said in self.predictions.items():
-            assert isinstance(said, Predictions)  # _open refuses other data
-            found["samples"], found[f"{prefix}top1"] = reassessed_top1(said, self.data.labels or [])
-        return found
+        tree: dict[str, Any] = {"labels": str(self.options.labels)}
+        for prefix, scores in self.predictions.items():
+            assert isinstance(scores, Predictions)  # _open refuses other data
+            tree["samples"], tree[f"{prefix}top1"] = reassessed_top1(scores, self.data.labels or [])
+        return tree
 
 
 def evaluate_checkpoint(
     config: RunConfig,
     path: Path,
-    question: EvaluationOptions = EvaluationOptions(),
+    options: EvaluationOptions = EvaluationOptions(),
     *,
     world: World,
     console: Console,
@@ -144,12 +144,12 @@ def evaluate_checkpoint(
             check_decoding(config, device)
             progress = checkpoint.read_progress(path)
             classes, has_lists = progress["classes"], progress.get("has_lists", False)
-            averages, ema = checkpoint.averages(path), question.ema
+            averages, ema = checkpoint.averages(path), options.ema
             names = ["", *averages] if ema is None else [choose_weights(path, progress, ema)]
             best = choose_weights(path, progress, True).partition("-")[2] if averages else ""
-        data = _open(config, question, classes, world, console=console)
+        data = _open(config, options, classes, world, console=console)
         if world.is_first:
-            warn(console, _remarks(config, path, question, data))
+            warn(console, _remarks(config, path, options, data))
         with together(world):
             check_kind(data.index, has_lists, data.where)
             models = {
@@ -157,16 +157,16 @@ def evaluate_checkpoint(
             }
         feeds = build_feeds(config, world, device)
         temperatures = _calibrated(
-            config, feeds, data, models, question=question, path=path, console=console
+            config, feeds, data, models, options=options, path=path, console=console
         )
-        title, index, views = f"evaluating on {data.where}", data.index, question.views
+        title, index, views = f"evaluating on {data.where}", data.index, options.views
         with shown(config, feeds, index, title=title, console=console) as batches:
             by_prefix = {prefix_of(name): model for name, model in models.items()}
-            found = predict(
+            scores = predict(
                 config, feeds, batches, by_prefix, index=index, numbers=data.numbers, views=views
             )
         with together(world):
-            return _result(data, found, classes, question, best=best, temperatures=temperatures)
+            return _result(data, scores, classes, options, best=best, temperatures=temperatures)
 
 
 def _calibrated(
@@ -175,45 +175,45 @@ def _calibrated(
     data: DataSet,
     models: Mapping[str, nn.Module],
     *,
-    question: EvaluationOptions,
+    options: EvaluationOptions,
     path: Path,
     console: Console,
 ) -> Temperatures:
     """The temperatures of models by prefix; their logits are divided by them."""
-    found = calibrate(
+    by_name = calibrate(
         config,
         feeds,
         data.index,
         models,
         checkpoint=path,
-        fit=question.temperature,
+        fit=options.temperature,
         numbers=data.numbers,
         console=console,
     )
-    return {prefix_of(name): temperature for name, temperature in found.items()}
+    return {prefix_of(name): temperature for name, temperature in by_name.items()}
 
 
 def _open(
     config: RunConfig,
-    question: EvaluationOptions,
+    options: EvaluationOptions,
     classes: Sequence[str],
     world: World,
     *,
     console: Console,
 ) -> DataSet:
-    where, numbers = question.data, None
+    where, numbers = options.data, None
     with counter(console, "indexing samples") as progress:
         if where is None:
             index = open_validation(config.data, classes, world, progress)
         else:
             index, numbers = open_labelled(where, classes, world, progress)
-    if numbers is not None and question.all_classes:
+    if numbers is not None and options.all_classes:
         numbers = [*numbers, *sorted(set(range(len(classes))) - set(numbers))]
     as_they_are = numbers == list(range(len(classes)))
     name = str(source_of(config.data, "val") if where is None else Source(where, "data.val"))
     data = DataSet(where=name, index=index, numbers=None if as_they_are else numbers)
     with together(world):
-        if question.temperature and numbers is not None and len(numbers) < len(classes):
+        if options.temperature and numbers is not None and len(numbers) < len(classes):
             raise InputError(
                 "temperature.classes-left-out",
                 "--temperature: {location} has {num_found} of {num_classes} classes, and predict "
@@ -222,7 +222,7 @@ def _open(
                 num_found=len(numbers),
                 num_classes=len(classes),
             )
-        if question.labels is None:
+        if options.labels is None:
             return data
         if index.lists is not None:
             raise DataError(
@@ -230,16 +230,16 @@ def _open(
                 "--labels: {location} has lists of labels itself",
                 location=data.where,
             )
-        return replace(data, labels=read_labels(question.labels, index))
+        return replace(data, labels=read_labels(options.labels, index))
 
 
 def _remarks(
-    config: RunConfig, path: Path, question: EvaluationOptions, data: DataSet
+    config: RunConfig, path: Path, options: EvaluationOptions, data: DataSet
 ) -> Iterator[str]:
     yield from slow_paths(data.index)
     yield from what_is_left_out([data.index])
-    yield from trained_on(config.data, question.data)
-    if question.data is not None:
+    yield from trained_on(config.data, options.data)
+    if options.data is not None:
         return
     try:
         before = read_json(RunDirectory(path.parents[1]).environment)["fingerprints"]["val"]
@@ -256,7 +256,7 @@ def _result(
     data: DataSet,
     predictions: dict[str, Any],
     classes: Sequence[str],
-    question: EvaluationOptions,
+    options: EvaluationOptions,
     *,
     best: str,
     temperatures: Temperatures,
@@ -270,6 +270,6 @@ def _result(
         model_classes=len(classes),
         predictions=predictions,
         best_average=best,
-        question=question,
+        options=options,
         temperatures=temperatures,
     )

@@ -30,14 +30,14 @@ def labels_of(index: Index, num_classes: int) -> NDArray[Any]:
 def check_kind(index: Index, has_lists: bool, where: str) -> None:
     """DataError unless data has lists of labels, or one label for each image, as was trained on."""
     if (index.lists is not None) != has_lists:
-        found, wanted = "lists of labels", "one label for each image"
+        given, wanted = "lists of labels", "one label for each image"
         if has_lists:
-            found, wanted = wanted, found
+            given, wanted = wanted, given
         raise DataError(
             "data.kind-of-labels-differs",
             "{location}: has {found}, but the training data {wanted}",
             location=where,
-            found=found,
+            found=given,
             wanted=wanted,
         )
 

@@ -138,9 +138,9 @@ def build_teacher(
     sizes = {phase.image_size for phase in course.phases}
     try:
         if Path(location).is_dir():
-            model, about = _of_run(config, location, classes)
+            model, description = _of_run(config, location, classes)
         else:
-            model, about = _of_timm(config, location, classes, sizes)
+            model, description = _of_timm(config, location, classes, sizes)
     except InputError as error:
         if error.code.startswith("teacher."):
             raise
@@ -154,7 +154,7 @@ def build_teacher(
                 "teacher.size-not-accepted",
                 "loss.teacher: {source} does not accept the student's images of {height} x "
                 "{width} pixels ({reason})",
-                source=about,
+                source=description,
                 height=height,
                 width=width,
                 reason=str(error),
@@ -233,7 +233,7 @@ def _of_timm(
             value=location,
             reason=reason,
         )
-    return model, source.about
+    return model, source.description
 
 
 def _check_pixels(config: RunConfig, location: str, **theirs: object) -> None:

@@ -35,13 +35,13 @@ def predict(
     A model on another device, such as a moving average in host memory, is evaluated as a copy on
     the feeds' device.
     """
-    here = {name: on_device(feeds.device, model) for name, model in models.items()}
+    placed = {name: on_device(feeds.device, model) for name, model in models.items()}
     if config.batch.virtual_ranks:
         batches = split(batches, config.batch.virtual_ranks // feeds.world.size)
     evaluator = evaluator_of(config, feeds, index, numbers=numbers, views=views)
     if index.lists is None:
-        return evaluator.predictions(here, batches)
-    return evaluator.label_scores(here, batches)
+        return evaluator.predictions(placed, batches)
+    return evaluator.label_scores(placed, batches)
 
 
 def evaluator_of(
@@ -65,8 +65,8 @@ def evaluator_of(
 
 def on_device(device: torch.device, model: nn.Module) -> nn.Module:
     """The model, or a copy of it on the device."""
-    found = next(model.parameters()).device
-    return model if found == device else deepcopy(model).to(device)
+    current = next(model.parameters()).device
+    return model if current == device else deepcopy(model).to(device)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from trainyard.training.weight_names import prefix_of
 class InitialWeights:
     """Where the weights of a run come from."""
 
-    about: str = ""
+    description: str = ""
     """A description for users; empty for weights that are drawn at random."""
     log: Sequence[str] = ()
     """How they were adapted, as sentences."""
@@ -51,18 +51,18 @@ def put_initial_weights(
             f"config.json of {config.name} beside them says it: data.mean and data.std are the "
             "recipe's",
         ]
-    return InitialWeights(source.about, log, source.pixels)
+    return InitialWeights(source.description, log, source.pixels)
 
 
-def resumed_weights(asked: str, folder: RunDirectory) -> InitialWeights:
+def resumed_weights(setting: str, folder: RunDirectory) -> InitialWeights:
     """The beginning of a run that goes on from a checkpoint: its own, or else `run.resume`'s."""
     if saver.has_any(folder.checkpoints):
         return InitialWeights(
             "a checkpoint of this run", pixels=pixels_in(_noted_in_run(folder.path))
         )
-    path = Path(asked)
+    path = Path(setting)
     run = path if RunDirectory(path).recipe.is_file() else path.resolve().parent.parent
-    return InitialWeights(asked, pixels=pixels_in(_noted_in_run(run)))
+    return InitialWeights(setting, pixels=pixels_in(_noted_in_run(run)))
 
 
 def with_pixels(config: RunConfig, initial: InitialWeights) -> RunConfig:
@@ -88,18 +88,18 @@ def with_pixels(config: RunConfig, initial: InitialWeights) -> RunConfig:
         raise CheckpointError(
             "weights.invalid-pixels",
             "{source} was trained with {error}: set the key in the recipe",
-            source=initial.about,
+            source=initial.description,
             error=error,
         ) from None
 
 
 def initial_source(config: ModelConfig) -> LoadedWeights:
     """The weights that `model.checkpoint` names. CheckpointError if there are none."""
-    asked = config.checkpoint
-    assert asked is not None
-    if asked == "timm":
+    setting = config.checkpoint
+    assert setting is not None
+    if setting == "timm":
         return pretrained_weights(config.name)
-    path = Path(asked)
+    path = Path(setting)
     if path.is_file():
         source = read_weights(path, config.checkpoint_key)
         return source if source.pixels else replace(source, noted=_noted_beside(path, config.name))
@@ -107,13 +107,13 @@ def initial_source(config: ModelConfig) -> LoadedWeights:
         raise CheckpointError(
             "weights.not-found",
             "model.checkpoint = {value!r}: no such run, checkpoint or file",
-            value=asked,
+            value=setting,
         )
     if config.checkpoint_key is not None:
         raise CheckpointError(
             "weights.entry-of-folder",
             "model.checkpoint_key: {path} is a folder, which has no entries",
-            path=asked,
+            path=setting,
         )
     return _source_in(path)
 
@@ -126,9 +126,9 @@ def _source_in(folder: Path) -> LoadedWeights:
     name = choose_weights(path, progress)
     kind = "the moving average of the weights" if name else "the weights"
     of = name.partition("-")[2]
-    about = f"{path}, {kind}{f' of decay {of}' if of else ''}"
+    description = f"{path}, {kind}{f' of decay {of}' if of else ''}"
     weights = checkpoint.load_weights(path, name)
-    return LoadedWeights(weights, about, progress["classes"], noted=_noted_in_run(run))
+    return LoadedWeights(weights, description, progress["classes"], noted=_noted_in_run(run))
 
 
 def _noted_in_run(run: Path) -> dict[str, Any]:

@@ -44,37 +44,39 @@ def put_probe(
     call: each computes the features of a share, the first one fits the classifier, and all have the
     same. RecipeError for a model without a linear classifier, DataError if no image can be read.
     """
-    begun, ids, world = time.monotonic(), evenly_spaced(index, _MOST), feeds.world
+    started, ids, world = time.monotonic(), evenly_spaced(index, _MOST), feeds.world
     with together(world), counter(console, "linear probe", len(ids)) as show:
         layer = _linear_classifier(config, model)
         marked = heartbeat.counted(
-            "linear probe", lambda own: show(min(world.size * own, len(ids)))
+            "linear probe", lambda seen: show(min(world.size * seen, len(ids)))
         )
         with feeds.once(index, ids, _BATCH) as batches:
-            here = on_device(feeds.device, model)
-            rows = _rows(config, here, batches, ids, on_count=marked)
+            placed = on_device(feeds.device, model)
+            rows = _rows(config, placed, batches, ids, on_count=marked)
     rows = total(world, rows)  # each rank's are 0 where other ranks' are not
-    fitted_CD, about = rows.new_zeros(len(index.classes), rows.shape[1]).double(), ""
+    fitted_CD, sentence = rows.new_zeros(len(index.classes), rows.shape[1]).double(), ""
     with together(world):
         if world.is_first:
             mark = partial(heartbeat.mark, "linear probe")
-            found = _fitted(config, index, ids, rows, on_value=mark)
-            fitted_CD = torch.cat([found.bias_C[:, None], found.weight_CD], dim=1)
-            about = _sentence(found, int(rows[:, 0].sum()), len(index), time.monotonic() - begun)
+            fitted = _fitted(config, index, ids, rows, on_value=mark)
+            fitted_CD = torch.cat([fitted.bias_C[:, None], fitted.weight_CD], dim=1)
+            sentence = _sentence(
+                fitted, int(rows[:, 0].sum()), len(index), time.monotonic() - started
+            )
     fitted_CD = total(world, fitted_CD)
     with torch.no_grad():
         layer.bias.copy_(fitted_CD[:, 0])
         layer.weight.copy_(fitted_CD[:, 1:])
-    return about
+    return sentence
 
 
-def evenly_spaced(index: Index, most: int) -> Ids:
+def evenly_spaced(index: Index, count_limit: int) -> Ids:
     """At most so many samples, ascending: every n-th one, in the order of their classes."""
-    count, order = min(most, len(index)), np.arange(len(index))
+    count, order = min(count_limit, len(index)), np.arange(len(index))
     if index.lists is None:
         order = np.argsort(index.label, kind="stable")
-    found: Ids = np.sort(order[np.arange(count) * len(index) // count])
-    return found
+    chosen: Ids = np.sort(order[np.arange(count) * len(index) // count])
+    return chosen
 
 
 def _linear_classifier(config: RunConfig, model: nn.Module) -> nn.Linear:
@@ -97,9 +99,9 @@ def _rows(
 
     RecipeError unless the scores of the model are those of its classifier.
     """
-    layer, found = _linear_classifier(config, model), list[Tensor]()
+    layer, inputs = _linear_classifier(config, model), list[Tensor]()
     rows = torch.zeros(len(ids), 1 + layer.in_features, device=layer.weight.device)
-    hook = layer.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    hook = layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
     done = 0
     with hook, in_eval_mode([model]):
         for batch in batches:
@@ -107,7 +109,7 @@ def _rows(
                 continue
             with autocast(rows.device, AUTOCASTS[config.batch.precision]):
                 scores_BC = model(batch.images_BCHW)
-                features_BD = found.pop()
+                features_BD = inputs.pop()
                 own_BC = nn.functional.linear(features_BD, layer.weight, layer.bias)
             is_same = own_BC.shape == scores_BC.shape
             if not is_same or not torch.allclose(own_BC, scores_BC, 1e-2, 1e-3, equal_nan=True):
@@ -144,10 +146,10 @@ def _fitted(
     return fit_logistic(*samples, num_classes, on_value=on_value)
 
 
-def _sentence(found: Logistic, count: int, of: int, seconds: float) -> str:
+def _sentence(fitted: Logistic, count: int, of: int, seconds: float) -> str:
     images = f"{count:,} images" if count == of else f"{count:,} of {of:,} images, evenly spaced"
-    by = f", of {found.num_held_out:,} held out" if found.num_held_out else ""
+    by = f", of {fitted.num_held_out:,} held out" if fitted.num_held_out else ""
     return (
         f"linear probe: the classifier begins as a logistic regression on the features of {images} "
-        f"(penalty {found.strength:g}{by}; {seconds:.1f} s)"
+        f"(penalty {fitted.strength:g}{by}; {seconds:.1f} s)"
     )

@@ -84,14 +84,16 @@ def conditions(config: RunConfig, world: World, device: torch.device) -> dict[st
     The sums of a CPU are taken in an order that depends on its threads and on its instructions.
     """
     if device.type == "cuda":
-        own = torch.cuda.get_device_name(device)
+        device_name = torch.cuda.get_device_name(device)
     else:
         threads = torch.get_num_threads()
-        own = f"{threads} thread{'s' * (threads > 1)}, {torch.backends.cpu.get_cpu_capability()}"
+        device_name = (
+            f"{threads} thread{'s' * (threads > 1)}, {torch.backends.cpu.get_cpu_capability()}"
+        )
     ranks = f"any that divides {config.batch.virtual_ranks}"
     return {
         "ranks": ranks if config.batch.virtual_ranks else f"{world.size}",
-        "a rank's device": " | ".join(sorted(set(gather(world, own)))),
+        "a rank's device": " | ".join(sorted(set(gather(world, device_name)))),
         "torch": torch.__version__,
         **{key: f"{value}" for key, value in _values(config).items() if key in ROUNDING},
     }
@@ -238,8 +240,8 @@ def _has_begun(folder: RunDirectory) -> bool:
     """True if a run has a checkpoint or recorded figures, which belong to its recipe."""
     if saver.has_any(folder.checkpoints) or folder.quarantine.exists():
         return True
-    there = folder.metrics.exists()
-    lines = folder.metrics.read_text(errors="replace").splitlines() if there else []
+    has_metrics = folder.metrics.exists()
+    lines = folder.metrics.read_text(errors="replace").splitlines() if has_metrics else []
     return not all(line.startswith('{"kind": "event"') for line in lines)
 
 
@@ -305,16 +307,16 @@ def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None
             )
 
 
-def is_new_run(asked: str, folder: RunDirectory, world: World) -> bool:
+def is_new_run(setting: str, folder: RunDirectory, world: World) -> bool:
     """True if there is no checkpoint to resume from, so that initial weights are needed."""
     with together(world):
         check_files(folder.path)
-        is_new = asked in ("auto", "never") and not saver.has_any(folder.checkpoints)
+        is_new = setting in ("auto", "never") and not saver.has_any(folder.checkpoints)
     return gather(world, is_new)[0]
 
 
 def resume(
-    asked: str,
+    setting: str,
     folder: RunDirectory,
     state: TrainState,
     *,
@@ -323,9 +325,9 @@ def resume(
 ) -> None:
     """Load the checkpoint that `asked` (`run.resume`) stands for, if there is one, into `state`."""
     with together(world):
-        found = _find(asked, folder) if world.is_first else (None, [])
+        choice = _find(setting, folder) if world.is_first else (None, [])
     # All ranks use the first one's choice, as it alone has checked every byte.
-    path, passed_over = gather(world, found)[0]
+    path, passed_over = gather(world, choice)[0]
     for problem in passed_over:
         report(_warning("bad checkpoint", f"{problem}; taking the one before it"))
     if path is None:
@@ -361,7 +363,7 @@ def roll_back(
     *,
     feed: TrainingFeed | JoinFeed,
     course: Course,
-    most: int,
+    limit: int,
     world: World,
     report: Callable[[dict[str, Any]], None],
 ) -> None:
@@ -374,16 +376,16 @@ def roll_back(
     step, roll_backs, clock = state.step, state.roll_backs + 1, state.clock.state_dict()
     position = course.samples(step) + state.skipped
     with together(world):
-        if roll_backs > most:
+        if roll_backs > limit:
             raise DivergedError(
                 "run.diverged-again",
                 "the gradient was not finite for many updates running again, after "
                 "{num_rollbacks} rollbacks; take a lower optim.lr, a longer schedule.warmup, "
                 "optim.clip_norm = 1.0, or bf16 for fp16",
-                num_rollbacks=most,
+                num_rollbacks=limit,
             )
-        found = _find_earlier(folder, state) if world.is_first else None
-    path = gather(world, found)[0]
+        choice = _find_earlier(folder, state) if world.is_first else None
+    path = gather(world, choice)[0]
     assert path is not None
     with together(world):
         checkpoint.load_checkpoint(state, path)
@@ -413,7 +415,7 @@ def _find_earlier(folder: RunDirectory, state: TrainState) -> Path:
     return next(paths, newest) if is_again else newest
 
 
-def _find(asked: str, folder: RunDirectory) -> tuple[Path | None, list[str]]:
+def _find(setting: str, folder: RunDirectory) -> tuple[Path | None, list[str]]:
     """The checkpoint to load, and the problems of newer ones that were skipped."""
     passed_over: list[str] = []
     newest = saver.newest_good(folder.checkpoints, passed_over.append)
@@ -424,16 +426,16 @@ def _find(asked: str, folder: RunDirectory) -> tuple[Path | None, list[str]]:
             "directory with --run",
             reason="; ".join(passed_over),
         )
-    if newest is not None and asked == "never":
+    if newest is not None and setting == "never":
         raise CheckpointError(
             "run.already-begun",
             "{path} already has checkpoints, and with run.resume = 'never' the run would not "
             "resume from them: choose another directory with --run",
             path=folder.path,
         )
-    if newest is not None or asked in ("auto", "never"):
+    if newest is not None or setting in ("auto", "never"):
         return newest, passed_over
-    path = Path(asked)  # only to start from: later resumes use the run's own checkpoints
+    path = Path(setting)  # only to start from: later resumes use the run's own checkpoints
     if RunDirectory(path).checkpoints.is_dir():
         _, path = find_checkpoint(path, ("latest",))
     checkpoint.check(path)

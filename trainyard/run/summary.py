@@ -72,15 +72,15 @@ def _model(config: RunConfig, model: nn.Module, initial: InitialWeights) -> str:
     frozen = sum(weight.numel() for weight in weights if not weight.requires_grad)
     size = f"{in_millions(sum(weight.numel() for weight in weights))} parameters"
     size += f", {in_millions(frozen)} of them frozen" if frozen else ""
-    return f"{config.model.name}, {size}, from {initial.about or 'scratch'}"
+    return f"{config.model.name}, {size}, from {initial.description or 'scratch'}"
 
 
 def _images(config: RunConfig, course: Course, initial: InitialWeights) -> str:
-    found, data = pixels_in(config.data.model_dump()), config.data
+    pixels, data = pixels_in(config.data.model_dump()), config.data
     sizes = dict.fromkeys(height_width(phase.image_size) for phase in course.phases)
     shape = ", ".join(f"{height} x {width}" for height, width in sizes)
     kind = {1: "grey", 3: "RGB"}.get(data.channels, f"{data.channels} channels")
-    mean, std = (" ".join(f"{value:.3g}" for value in found[key]) for key in ("mean", "std"))
+    mean, std = (" ".join(f"{value:.3g}" for value in pixels[key]) for key in ("mean", "std"))
     is_theirs = (
         initial.log and initial.pixels and not _differences(config, initial, tuple(initial.pixels))
     )
@@ -157,8 +157,8 @@ def _remarks(
     yield from data_remarks(config.data, data)
     for key in _differences(config, initial, ("mean", "std")):
         yield (
-            f"{initial.about} had data.{key} = {list(initial.pixels[key])} in its training, and "
-            f"the recipe sets {list(getattr(config.data, key))}"
+            f"{initial.description} had data.{key} = {list(initial.pixels[key])} in its training, "
+            f"and the recipe sets {list(getattr(config.data, key))}"
         )
     batch, images = max(phase.batch for phase in course.phases), course.epoch_samples
     if batch > images:

@@ -39,8 +39,8 @@ def load_temperatures(checkpoint: Path) -> Temperatures:
     if not path.exists():
         return {}
     try:
-        found = {name: float(value) for name, value in read_json(path).items()}
-        if not all(_LOW <= value <= _HIGH for value in found.values()):
+        temperatures = {name: float(value) for name, value in read_json(path).items()}
+        if not all(_LOW <= value <= _HIGH for value in temperatures.values()):
             raise ValueError(f"a temperature is not between {_LOW} and {_HIGH:g}")
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
@@ -49,7 +49,7 @@ def load_temperatures(checkpoint: Path) -> Temperatures:
             path=path,
             reason=str(error),
         ) from None
-    return found
+    return temperatures
 
 
 def save_temperatures(checkpoint: Path, temperatures: Temperatures) -> None:
@@ -95,7 +95,7 @@ def calibrate(
     with together(world):
         if fit is False and world.is_first:
             save_temperatures(checkpoint, {})
-        found = load_temperatures(checkpoint) if fit is None else {}
+        temperatures = load_temperatures(checkpoint) if fit is None else {}
         for model in models.values() if fit else ():
             _check_linear(config, model, feeds.device)
         if fit and index.lists is not None:
@@ -109,17 +109,17 @@ def calibrate(
         with shown(config, feeds, index, title=title, console=console) as batches:
             scores = evaluator.label_scores(models, batches)
         with together(world):
-            if not any(own.read.any() for own in scores.values()):
+            if not any(each.read.any() for each in scores.values()):
                 raise DataError("data.none-readable", location=index.root, num_images=len(index))
         labels = torch.from_numpy(np.asarray(index.label, np.int64))
-        found = {name: best_temperature(scores[name], labels) for name in models}
+        temperatures = {name: best_temperature(scores[name], labels) for name in models}
         with together(world):
             if world.is_first:
-                save_temperatures(checkpoint, found)
-    found = {name: found[name] for name in models if name in found}
-    for name, temperature in found.items():
+                save_temperatures(checkpoint, temperatures)
+    temperatures = {name: temperatures[name] for name in models if name in temperatures}
+    for name, temperature in temperatures.items():
         divide(models[name], temperature)
-    return found
+    return temperatures
 
 
 def best_temperature(scores: LabelScores, labels: Tensor) -> float:
@@ -140,8 +140,8 @@ def best_temperature(scores: LabelScores, labels: Tensor) -> float:
     low, high, middle = _LOW, _HIGH if has_errors else 1.0, 1.0
     for _ in range(_STEPS):
         middle = (low * high) ** 0.5
-        found = ((logits_NC / middle).softmax(dim=1) * logits_NC).sum(dim=1).double().mean()
-        low, high = (middle, high) if bool(found > wanted) else (low, middle)
+        mean = ((logits_NC / middle).softmax(dim=1) * logits_NC).sum(dim=1).double().mean()
+        low, high = (middle, high) if bool(mean > wanted) else (low, middle)
     return round(middle, 4)
 
 

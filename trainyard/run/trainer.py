@@ -334,7 +334,7 @@ class Trainer:
             self.state,
             feed=self.feed,
             course=self.course,
-            most=self.config.run.max_roll_backs,
+            limit=self.config.run.max_roll_backs,
             world=self.world,
             report=self.report,
         )

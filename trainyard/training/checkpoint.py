@@ -145,8 +145,8 @@ def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
     finally:
         modes.train()  # computes the weights back, up to rounding
         with torch.no_grad():
-            for parameter, own in zip(parameters, in_training, strict=True):
-                parameter.copy_(own)
+            for parameter, weight in zip(parameters, in_training, strict=True):
+                parameter.copy_(weight)
 
 
 # --- loading ---
@@ -203,10 +203,10 @@ def _other_classes(progress: Mapping[str, Any], state: TrainState) -> str:
     """How the classes of a checkpoint differ from a run's; empty if they do not."""
     if progress.get("has_lists", False) != state.has_lists:
         return "one of the two has lists of labels"
-    there, here = progress["classes"], state.classes
-    alone = {"of its own": sorted({*there} - {*here}), "new": sorted({*here} - {*there})}
+    theirs, ours = progress["classes"], state.classes
+    alone = {"of its own": sorted({*theirs} - {*ours}), "new": sorted({*ours} - {*theirs})}
     texts = [f"{len(n):,} {which}, such as {n[0]!r}" for which, n in alone.items() if n]
-    return "" if there == here else " and ".join(texts) or "the same in another order"
+    return "" if theirs == ours else " and ".join(texts) or "the same in another order"
 
 
 def _load_training(state: TrainState, path: Path) -> str | None:
@@ -219,13 +219,13 @@ def _load_training(state: TrainState, path: Path) -> str | None:
         put_weights(state.model, training["weights"], path)
     replica = state.averager.replica
     saved = sorted((path / _REPLICAS).glob("*.pt"))
-    own = training | (_load(saved[replica.number % len(saved)]) if saved else {})
-    put_optimizer(state.optimizer, state.model, own["optimizer"], path)
-    state.scale.load_state_dict(own["scale"])
+    saved_state = training | (_load(saved[replica.number % len(saved)]) if saved else {})
+    put_optimizer(state.optimizer, state.model, saved_state["optimizer"], path)
+    state.scale.load_state_dict(saved_state["scale"])
     is_as_saved = max(len(saved), 1) == replica.total
-    if isinstance(modules := own["averager"].get("own"), list):  # 0.2.0: by rising decay
-        own["averager"]["own"] = dict(zip(("", *averages(path)), modules, strict=True))
-    state.averager.load_state_dict(own["averager"] if is_as_saved else {})
+    if isinstance(modules := saved_state["averager"].get("own"), list):  # 0.2.0: by rising decay
+        saved_state["averager"]["own"] = dict(zip(("", *averages(path)), modules, strict=True))
+    state.averager.load_state_dict(saved_state["averager"] if is_as_saved else {})
     if is_as_saved or not saved:
         return None
     return (
@@ -236,8 +236,8 @@ def _load_training(state: TrainState, path: Path) -> str | None:
 
 def put_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
     """Load the weights of the checkpoint at `path` into a model."""
-    own = model.state_dict()
-    parts = {name: part_like(tensor, own.get(name)) for name, tensor in weights.items()}
+    current = model.state_dict()
+    parts = {name: part_like(tensor, current.get(name)) for name, tensor in weights.items()}
     try:
         model.load_state_dict(parts)
     except RuntimeError as error:
@@ -252,8 +252,8 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> Non
 
 def optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
     """The kind of an optimizer, and its state by names of parameters, for `put_optimizer`."""
-    own = _by_name(optimizer.state_dict(), [*_parameters(optimizer, model)])
-    return {"kind": type(optimizer).__name__, **own}
+    state = _by_name(optimizer.state_dict(), [*_parameters(optimizer, model)])
+    return {"kind": type(optimizer).__name__, **state}
 
 
 def _parameters(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
@@ -288,9 +288,9 @@ def put_optimizer(
             wanted=kind,
         )
     parameters = _parameters(optimizer, model)
-    own = _by_name(optimizer.state_dict(), [*parameters])
+    current = _by_name(optimizer.state_dict(), [*parameters])
     if isinstance(saved["param_groups"][0]["params"][0], int):  # until 0.2.0 without names
-        sizes, wanted = ([len(g["params"]) for g in of["param_groups"]] for of in (saved, own))
+        sizes, wanted = ([len(g["params"]) for g in of["param_groups"]] for of in (saved, current))
         if "names" not in saved and sizes != wanted:
             raise _does_not_fit(path, "its groups of parameters have other sizes")
         saved = _by_name(saved, saved.get("names", [*parameters]))
@@ -299,13 +299,13 @@ def put_optimizer(
         reason = "the recipe does not train" if name in group_of else "its run did not train"
         raise _does_not_fit(path, f"{reason} {name}")
     _check_shapes(saved["state"], parameters, path)
-    for group in own["param_groups"]:
+    for group in current["param_groups"]:
         group |= _counts(group, [group_of[name] for name in group["params"]], path)
-    own["state"] = {
+    current["state"] = {
         name: {key: _moment(value, parameters[name]) for key, value in moments.items()}
         for name, moments in saved["state"].items()
     }
-    optimizer.load_state_dict(own)
+    optimizer.load_state_dict(current)
 
 
 def _check_shapes(
@@ -321,14 +321,14 @@ def _check_shapes(
                 raise _does_not_fit(path, f"its {key} of {name} has the shape {shape}")
 
 
-def _fits(key: str, shape: torch.Size, whole: torch.Size) -> bool:
+def _fits(key: str, shape: torch.Size, full: torch.Size) -> bool:
     if not key.startswith("exp_avg_sq_"):
-        return shape == whole
+        return shape == full
     # Adafactor's means over rows or columns, whose dimension is 1 or is not there.
-    has_ones = len(shape) == len(whole) and all(
-        number in (1, other) for number, other in zip(shape, whole, strict=True)
+    has_ones = len(shape) == len(full) and all(
+        number in (1, other) for number, other in zip(shape, full, strict=True)
     )
-    return has_ones or shape in (whole[:-1], whole[:-2] + whole[-1:])
+    return has_ones or shape in (full[:-1], full[:-2] + full[-1:])
 
 
 def _counts(group: dict[str, Any], origins: list[dict[str, Any]], path: Path) -> dict[str, Any]:
@@ -354,10 +354,10 @@ def _does_not_fit(path: Path, reason: str) -> CheckpointError:
 
 def _moment(value: Any, parameter: nn.Parameter) -> Any:
     """This rank's part of a moment, laid out as its parameter: fused kernels rely on that."""
-    own = part_like(value, parameter)
-    if type(own) is not Tensor or own.shape != parameter.shape:
-        return own
-    return torch.empty_like(parameter, dtype=own.dtype, device=own.device).copy_(own)
+    part = part_like(value, parameter)
+    if type(part) is not Tensor or part.shape != parameter.shape:
+        return part
+    return torch.empty_like(parameter, dtype=part.dtype, device=part.device).copy_(part)
 
 
 def load_weights(path: Path, weights: str = "") -> dict[str, Tensor]:
@@ -467,10 +467,10 @@ def check(path: Path) -> None:
         manifest = read_json(path / _MANIFEST)
     except (OSError, ValueError) as error:
         raise _unreadable(path, _MANIFEST, error) from None
-    there = {_MODEL, _TRAINING, _PROGRESS, *map(_name_of, averages(path))}
-    for name in sorted(there | manifest.keys()):
+    required = {_MODEL, _TRAINING, _PROGRESS, *map(_name_of, averages(path))}
+    for name in sorted(required | manifest.keys()):
         try:
-            found = sha256(path / name)
+            checksum = sha256(path / name)
         except (OSError, ValueError) as error:
             raise _unreadable(path, name, error) from None
         if name not in manifest:
@@ -480,7 +480,7 @@ def check(path: Path) -> None:
                 path=path,
                 name=name,
             )
-        if found != manifest[name]:
+        if checksum != manifest[name]:
             raise CheckpointError(
                 "checkpoint.file-altered",
                 "{path}: {name} is truncated or altered (its SHA-256 differs from the manifest's)",
@@ -505,7 +505,7 @@ def contents(state: TrainState, world: World, copy: Callable[..., Any]) -> dict[
     of_all = _files_of_all(state, partial(copy, keep=world.is_first))
     files, replica = of_all if world.is_first else {}, state.averager.replica
     if replica.differs:
-        files[f"{_REPLICAS}/{replica.number:05d}.pt"] = copy(_own(state), keep=True)
+        files[f"{_REPLICAS}/{replica.number:05d}.pt"] = copy(_replica_state(state), keep=True)
     return files
 
 
@@ -515,7 +515,7 @@ def _files_of_all(state: TrainState, copy: Callable[[Any], Any]) -> dict[str, An
         weights = copy(state.model.state_dict())
     training = {
         "weights": state.model.state_dict() if has_own_weights(state.optimizer) else None,
-        **({} if state.averager.replica.differs else _own(state)),
+        **({} if state.averager.replica.differs else _replica_state(state)),
     }
     progress = {
         "version": VERSION,
@@ -541,7 +541,7 @@ def _files_of_all(state: TrainState, copy: Callable[[Any], Any]) -> dict[str, An
     }
 
 
-def _own(state: TrainState) -> dict[str, Any]:
+def _replica_state(state: TrainState) -> dict[str, Any]:
     """The state that each replica saves, where they differ."""
     return {
         "optimizer": optimizer_state(state.optimizer, state.model),
@@ -554,7 +554,7 @@ def num_bytes(state: TrainState) -> int:
     """Bytes of weights, moving averages and moments of all ranks: nearly all of a checkpoint."""
     modules = [state.model, *state.emas.values()]
     weights = [tensor for module in modules for tensor in module.state_dict().values()]
-    moments = [m for own in state.optimizer.state.values() for m in own.values()]
+    moments = [m for moments_of in state.optimizer.state.values() for m in moments_of.values()]
     replica = state.averager.replica
     copies = replica.total if replica.differs else 1
     weights *= 1 + has_own_weights(state.optimizer)  # training weights too

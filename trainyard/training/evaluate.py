@@ -80,7 +80,7 @@ class Evaluator:
     ) -> dict[str, Predictions]:
         """Predictions of each model; the softmax is the mean over the views."""
         rows = self._table(models, batches, _predicted)
-        return {name: Predictions(*own) for name, own in zip(models, rows, strict=True)}
+        return {name: Predictions(*columns) for name, columns in zip(models, rows, strict=True)}
 
     def label_scores(
         self, models: Mapping[str, nn.Module], batches: Iterable[Batch]
@@ -92,7 +92,8 @@ class Evaluator:
         """
         rows = self._table(models, batches, _scored)
         return {
-            name: LabelScores(own[0] > 0, own[1:]) for name, own in zip(models, rows, strict=True)
+            name: LabelScores(columns[0] > 0, columns[1:])
+            for name, columns in zip(models, rows, strict=True)
         }
 
     @torch.no_grad()
@@ -112,20 +113,20 @@ class Evaluator:
                 if rows.shape[1] != table.shape[1]:  # the first batch of scores
                     table = torch.zeros(*rows.shape[:2], self.num_samples, device=self.device)
                 table[:, :, batch.ids.to(self.device, non_blocking=True)] = rows
-        found: NDArray[np.float32] = total(self.world, table).cpu().numpy()
-        return found
+        filled: NDArray[np.float32] = total(self.world, table).cpu().numpy()
+        return filled
 
     def _logits(self, model: nn.Module, batch: Batch) -> list[Tensor]:
         """The logits of each view of the images, float32[B, C]."""
         images_BCHW, count = batch.images_BCHW, len(batch.images_BCHW)
         if not count:  # empty share of the last batch: a sharded model needs all ranks
             images_BCHW = images_BCHW.new_zeros(1, *images_BCHW.shape[1:])
-        found = []
+        views = []
         for view_BCHW in self.views.of(images_BCHW):
             with autocast(view_BCHW.device, self.precision):
                 logits_BC = model(view_BCHW).float()[:count]
-            found.append(logits_BC if self.columns is None else logits_BC[:, self.columns])
-        return found
+            views.append(logits_BC if self.columns is None else logits_BC[:, self.columns])
+        return views
 
 
 _ROWS = tuple(Predictions.__dataclass_fields__)
@@ -138,9 +139,9 @@ def _predicted(views: list[Tensor], batch: Batch) -> Tensor:
         each = [of_BC.log_softmax(dim=1) for of_BC in views]
         logits_BC = reduce(torch.logaddexp, each) - math.log(len(each))
     labels = batch.labels
-    own = logits_BC.gather(1, labels[:, None])
+    truth = logits_BC.gather(1, labels[:, None])
     classes = torch.arange(logits_BC.shape[1], device=labels.device)
-    is_before = (logits_BC > own) | ((logits_BC == own) & (classes < labels[:, None]))
+    is_before = (logits_BC > truth) | ((logits_BC == truth) & (classes < labels[:, None]))
     best, guess = logits_BC.max(dim=1).values, logits_BC.argmax(dim=1)
     is_finite = logits_BC.isfinite().all(dim=1)
     rows = torch.stack(

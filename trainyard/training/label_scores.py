@@ -87,10 +87,10 @@ class LabelScores:
 
     def losses(self, targets: Targets) -> NDArray[np.float64]:
         """Mean binary cross-entropy of each sample over the classes."""
-        found = np.zeros(len(self.read))
+        losses = np.zeros(len(self.read))
         for label, logits in enumerate(self.logits.astype(np.float64)):
-            found += np.logaddexp(0, logits) - np.where(targets[:, label], logits, 0)
-        return found / len(self.logits)
+            losses += np.logaddexp(0, logits) - np.where(targets[:, label], logits, 0)
+        return losses / len(self.logits)
 
 
 def _average_precision(is_own: NDArray[np.bool_], scores: NDArray[np.float32]) -> float:

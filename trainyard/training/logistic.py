@@ -96,8 +96,8 @@ def _held_out(targets: Tensor, num_classes: int) -> Tensor:
         held_N[_SHARE - 1 :: _SHARE] = True
         return held_N
     for label in range(num_classes):
-        own = (targets == label).nonzero()[:, 0]
-        held_N[own[_SHARE - 1 :: _SHARE]] = True
+        rows_of_class = (targets == label).nonzero()[:, 0]
+        held_N[rows_of_class[_SHARE - 1 :: _SHARE]] = True
     return held_N
 
 
@@ -105,15 +105,15 @@ def _chosen(
     fitted: _Samples, held: _Samples, start_CD: Tensor, on_value: Callable[[], None]
 ) -> tuple[float, Tensor]:
     """The strength with the lowest loss of the samples held out, and its solution."""
-    best, found = float("inf"), (_OF_FEW, start_CD)
+    best, chosen = float("inf"), (_OF_FEW, start_CD)
     solution_CD = start_CD
     for strength in STRENGTHS:
         solution_CD = _solved(fitted, strength, solution_CD, on_value)
         loss = float(held.loss(solution_CD))
         if loss >= best:
             break
-        best, found = loss, (strength, solution_CD)
-    return found
+        best, chosen = loss, (strength, solution_CD)
+    return chosen
 
 
 def _solved(

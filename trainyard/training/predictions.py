@@ -102,20 +102,20 @@ def summary(
     `labels` are int32[samples], or bool[samples, classes] for LabelScores. The number of samples
     appears once, as all weights were evaluated on the same ones.
     """
-    found: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     first, *_ = prefixes = sorted(predictions)  # "" before others
     for prefix in prefixes:
         scores = predictions[prefix]
         if isinstance(scores, LabelScores):
-            own = asdict(scores.evaluation(labels))
+            values = asdict(scores.evaluation(labels))
         else:
-            own = asdict(scores.evaluation()) | class_means(scores, labels)._asdict()
-        found |= {
+            values = asdict(scores.evaluation()) | class_means(scores, labels)._asdict()
+        metrics |= {
             key if key in ("samples", "bad") else f"{prefix}{key}": value
-            for key, value in own.items()
+            for key, value in values.items()
             if prefix == first or key not in ("samples", "bad")
         }
-    return found
+    return metrics
 
 
 class ClassAccuracy(NamedTuple):
@@ -197,8 +197,8 @@ def pair_counts(
     row_of[list(classes)] = range(count)
     chosen = predictions.is_read() & (predictions.guess >= 0)
     rows, columns = row_of[labels[chosen]], row_of[predictions.guess[chosen].astype(np.int64)]
-    found = np.bincount(rows * (count + 1) + columns, minlength=(count + 1) ** 2)
-    return found.reshape(count + 1, count + 1)[:count]
+    counts = np.bincount(rows * (count + 1) + columns, minlength=(count + 1) ** 2)
+    return counts.reshape(count + 1, count + 1)[:count]
 
 
 def suspects(predictions: Predictions) -> list[int]:

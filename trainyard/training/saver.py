@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trainyard.averaging.sharded import whole
+from trainyard.averaging.sharded import gathered
 from trainyard.errors import CheckpointError, PeerError
 from trainyard.files import WRITER, fsync, part_of, writing
 from trainyard.training.checkpoint import (
@@ -63,8 +63,8 @@ class HostCopies:
         that do not `keep` the copies get None.
         """
         if isinstance(value, Tensor):
-            gathered = whole(value.detach())
-            return self._buffer(gathered).copy_(gathered, non_blocking=True) if keep else None
+            complete = gathered(value.detach())
+            return self._buffer(complete).copy_(complete, non_blocking=True) if keep else None
         if isinstance(value, dict):
             return {key: self(each, keep=keep) for key, each in value.items()}
         if isinstance(value, list | tuple):
@@ -125,7 +125,7 @@ class Saver:
         self._copies = HostCopies()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._begun = time.monotonic()
+        self._started_s = time.monotonic()
 
     def __enter__(self) -> "Saver":
         if not self._all_write:
@@ -154,7 +154,7 @@ class Saver:
         """True if `every_s` has passed since the last save, by the first rank's clock."""
         if self.every_s is None or not self._world.is_first:
             return False
-        return time.monotonic() - self._begun >= self.every_s
+        return time.monotonic() - self._started_s >= self.every_s
 
     def save(self, state: TrainState) -> None:
         """Start a save once the last one is done; call it inside the averager's consensus.
@@ -169,7 +169,7 @@ class Saver:
             taken = Snapshot(state.step, state.best.get("step", 0), num_bytes(state), files)
             if error is not None:
                 raise error
-        self._begun = time.monotonic()
+        self._started_s = time.monotonic()
         if self._all_write or self._world.is_first:
             self._thread = threading.Thread(
                 target=self._write, args=(taken,), name=WRITER, daemon=True
@@ -207,11 +207,11 @@ def write_checkpoint(taken: Snapshot, folder: Path, *, keep: int, world: World) 
     if the disk is full or read-only.
     """
     final = path_of(folder, taken.step)
-    own = part = None
+    begun_part = part = None
     try:
         with _written(taken, final, None, world):
-            own = begin(final) if world.is_first else None
-        part = gather(world, own)[0]
+            begun_part = begin(final) if world.is_first else None
+        part = gather(world, begun_part)[0]
         assert part is not None
         with _written(taken, final, part, world):
             manifest = write_files(taken.files, part)
@@ -222,8 +222,8 @@ def write_checkpoint(taken: Snapshot, folder: Path, *, keep: int, world: World) 
                 finish(part, final, merged, keep=keep)
                 point_best(folder, taken.best_step)
     except BaseException:
-        if own is not None:
-            shutil.rmtree(own, ignore_errors=True)
+        if begun_part is not None:
+            shutil.rmtree(begun_part, ignore_errors=True)
         raise
 
 
@@ -293,12 +293,12 @@ def point_best(folder: Path, step: int) -> None:
 def _prune(folder: Path, keep: int) -> None:
     """Remove all but the `keep` newest checkpoints, the linked ones, and what a run returns to."""
     paths = _checkpoints(folder)
-    progress = {path: found for path in paths if (found := _progress_of(path)) is not None}
+    progress = {path: content for path in paths if (content := _progress_of(path)) is not None}
     # Checkpoints saved during skipped updates do not count: a rollback may need an older one.
     kept = [path for path in progress if not progress[path]["guard"]["running"]][-keep:]
     kept += [path_of(folder, progress[path]["best"].get("step", 0)) for path in kept[-1:]]
     # Data without an index can change its number of ranks only at the end of a pass.
-    streams = {path: found.get("stream", {}) for path, found in progress.items()}
+    streams = {path: content.get("stream", {}) for path, content in progress.items()}
     kept += [path for path, of in streams.items() if of.get("ends") and not of.get("seen", 1)][-1:]
     targets = {*map(realpath, (folder / "latest", folder / "best", *kept))}
     for path in paths:

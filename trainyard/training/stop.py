@@ -95,17 +95,17 @@ class StopSignal:
 
     def _exchanged(self, count: int) -> list[int]:
         """Maxima over ranks: stop request, failed checkpoint, overdue checkpoint, count."""
-        own = [self._wanted, 0, 0, count]
+        flags_here = [self._wanted, 0, 0, count]
         if self._saver is not None:
-            own[1:3] = [self._saver.has_failed, self._saver.is_overdue]
+            flags_here[1:3] = [self._saver.has_failed, self._saver.is_overdue]
         if self._world.size == 1:
-            return own
+            return flags_here
         decided = [0, 0, 0, -1]
         if len(self._pending) == self._lag:
             work, flags = self._pending.popleft()
             work.wait()
             decided = flags.tolist()
-        flags = torch.tensor(own)
+        flags = torch.tensor(flags_here)
         work = dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group, async_op=True)
         self._pending.append((work, flags))
         return decided

@@ -9,7 +9,7 @@ from timm.utils.agc import adaptive_clip_grad
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from trainyard.averaging.sharded import whole
+from trainyard.averaging.sharded import gathered
 
 Clip = Callable[[Sequence[nn.Parameter], Tensor], None]
 """Clips the gradients of parameters in place, given the norm of the whole gradient."""
@@ -53,7 +53,7 @@ class Update:
         """Updates the parameters as they become `ready`; without it, all of them."""
         grads = [p.grad for p in self._parameters if p.grad is not None]
         self._scale.unscale(grads)
-        norm = whole(get_total_norm(grads))
+        norm = gathered(get_total_norm(grads))
         finite = norm.isfinite()
         # Optimizers that can skip are fused; these can update the parameters in several groups.
         for group in ready(step, self._can_skip) if ready else [self._parameters]:

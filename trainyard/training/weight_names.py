@@ -27,6 +27,6 @@ def with_best_average(
         return dict(report)
     best = max(averages, key=lambda name: float(report[f"{prefix_of(name)}{by}"]))
     prefix = prefix_of(best)
-    own = [key for key in report if key.startswith(prefix)]
-    as_single = {f"ema_{key.removeprefix(prefix)}": report[key] for key in own}
+    keys = [key for key in report if key.startswith(prefix)]
+    as_single = {f"ema_{key.removeprefix(prefix)}": report[key] for key in keys}
     return {**report, **as_single, "ema_decay": float(best.partition("-")[2])}

@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from trainyard.arguments import whole
+from trainyard.arguments import whole_number
 from trainyard.data.storage.location import take_secrets
 from trainyard.printable import printable
 
@@ -42,7 +42,11 @@ def add_division(parser: argparse.ArgumentParser) -> None:
         about = f"take data without val data in the parts that data.val_{name} makes of it"
         parts.add_argument(f"--val-{name}", metavar=metavar, help=about)
     parser.add_argument(
-        "--val-seed", metavar="N", type=whole, default=0, help="data.val_seed of them; default: 0"
+        "--val-seed",
+        metavar="N",
+        type=whole_number,
+        default=0,
+        help="data.val_seed of them; default: 0",
     )
 
 

@@ -62,8 +62,8 @@ def look_outside(index: Index) -> Callable[[str], str | None]:
 
     def look(name: str) -> str | None:
         folder, last = os.path.split(os.path.join(root, name))
-        folder = os.path.join(real_folder(folder), last)
-        real = os.path.realpath(folder) if os.path.islink(folder) else folder
+        path = os.path.join(real_folder(folder), last)
+        real = os.path.realpath(path) if os.path.islink(path) else path
         is_as_named = real == os.path.normpath(os.path.join(real_folder(root), name))
         return None if is_as_named or _is_under(real_folder(root), real) else real
 

@@ -45,12 +45,12 @@ class MlflowTracker:
     def write(self, report: Report) -> None:
         if report["kind"] == "event":
             return
-        found = numbers(report)
-        now, step = int(time.time() * 1000), int(found.pop("step"))
+        values = numbers(report)
+        now, step = int(time.time() * 1000), int(values.pop("step"))
         if report["kind"] == "val":
             # With every evaluation: MLflow shows the value of the highest step, even if undone.
-            found |= self._best.after(report)
-        metrics = [self._metric(key, float(value), now, step) for key, value in found.items()]
+            values |= self._best.after(report)
+        metrics = [self._metric(key, float(value), now, step) for key, value in values.items()]
         self._client.log_batch(self._id, metrics=metrics)
 
     def complete(self) -> None:
@@ -62,8 +62,8 @@ class MlflowTracker:
         self._client.set_terminated(self._id, self._status)
 
     def _created(self, project: str, name: str) -> str:
-        found = self._client.get_experiment_by_name(project)
-        experiment = found.experiment_id if found else self._client.create_experiment(project)
+        existing = self._client.get_experiment_by_name(project)
+        experiment = existing.experiment_id if existing else self._client.create_experiment(project)
         tags = {"mlflow.source.name": "trainyard", "trainyard.version": VERSION}
         return str(self._client.create_run(experiment, tags=tags, run_name=name).info.run_id)
 

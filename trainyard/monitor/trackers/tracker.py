@@ -63,8 +63,8 @@ class BestEvaluation:
         before = [report for report in self._evaluations if report["step"] < step]
         self._evaluations = [*before, evaluation]
         self.report = best_of(self._evaluations, self._best_by)
-        found = numbers(self.report | {"kind": "best"}).items()
-        return {f"best/{key.removeprefix('best/')}": value for key, value in found}
+        best = numbers(self.report | {"kind": "best"}).items()
+        return {f"best/{key.removeprefix('best/')}": value for key, value in best}
 
 
 class TrackerIds:
