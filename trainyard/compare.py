@@ -34,7 +34,7 @@ SECTIONS = ("model", "data", "batch")
 """Sections with keys on which the scores of a trained model can depend."""
 
 REPEATS = ("run.seed", "data.val_fold")
-"""Keys by which a run is repeated: the mean of such runs is worth more than each."""
+"""Keys that repeat a run: sweeps over them are averaged."""
 
 
 def differences(old: RunConfig, new: RunConfig, keys: Collection[str] | None = None) -> list[str]:

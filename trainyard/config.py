@@ -469,10 +469,10 @@ def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _superseded(tree: dict[str, Any], changes: Mapping[str, Any]) -> set[str]:
-    """Keys of [data] that mean something else, or come first, beside changes.
+    """Keys of [data] that mean something else, or have precedence, beside changes.
 
-    data.crop_pct where they set another data.fit: it means another share. Validation data that
-    would go before those that they set.
+    Two cases. A new data.fit drops data.crop_pct, which is another share there. New validation data
+    drops what has precedence over it.
     """
     data, fit = _keys_of(tree, "data"), changes.get("data.fit")
     wanted = [key for key in _VALIDATION if changes.get(f"data.{key}") not in (None, "none")]

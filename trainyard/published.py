@@ -23,7 +23,7 @@ from trainyard.run.pretrained import InitialWeights, initial_source, with_pixels
 from trainyard.world import World, own_device
 
 _OF_MODEL = ("options", "channels_last", "checkpoint_key", "checkpoint_prefix")
-# Arguments of timm that change no score of an image as it is asked for; weights are adapted to it.
+# Arguments of timm that need not be equal: they change no score, or weights are adapted to them.
 _NOT_COMPARED = (
     *("num_classes", "in_chans", "img_size", "dynamic_img_size", "strict_img_size"),
     *("drop_rate", "drop_path_rate", "drop_block_rate"),

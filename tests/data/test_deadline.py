@@ -127,7 +127,7 @@ class BrokenOff(RemoteFile):
 
     name, server, size = "http://server/a.jpg", "server", 6
 
-    async def look(self) -> None:
+    async def stat(self) -> None:
         """It is there."""
 
     async def stream(self, offset: int, size: int) -> AsyncGenerator[bytes, None]:

@@ -280,7 +280,7 @@ def test_copies_for_a_checkpoint_are_page_locked_and_stay(device: torch.device) 
         before = {key: tensor.cpu() for key, tensor in model.state_dict().items()}
         torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]  # work before the copies
         taken = copies(model.state_dict())
-        copies.settle()
+        copies.synchronise()
         for parameter in model.parameters():
             parameter.data.fill_(number)
         for key, tensor in before.items():

@@ -34,8 +34,8 @@ class Averager(ABC):
     All ranks must then make equally many forward passes."""
     replica = Replica()
     weight: Tensor
-    """The weight of the samples behind the buffers after a step: of all ranks where buffers are
-    averaged in each step, else of this rank. It is there once the divisor has come."""
+    """Total weight of the samples that the buffers have seen in this step: of all ranks if the
+    averager averages buffers in each step, else of this rank. Valid after the divisor was read."""
 
     def __init__(self, config: AverageConfig, world: World) -> None:
         self._config, self._world = config, world

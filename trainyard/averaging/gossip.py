@@ -183,9 +183,8 @@ def _make_groups(planned: list[Round], world: World) -> dict[Group, _Peers]:
     """The process groups of this rank, each made once and by its members alone.
 
     Members make their groups in the order of the rounds, so no circle of ranks waits for each
-    other. Torch names such a group by its ranks and by the number of groups that a process has
-    made, which must be equal on all members: a rank with no group to make in a round makes one of
-    itself.
+    other. Torch's name of a group contains a count of the groups that the process has made. The
+    count must be equal on all members, so a rank without a group in a round makes one of itself.
     """
     alone: Group = (world.rank,)
     made = {alone: _Peers(None, 1)}

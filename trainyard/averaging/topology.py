@@ -83,14 +83,14 @@ def _ring(size: int, local_size: int) -> list[Round]:
     """Pairs with the right neighbour, then with the left one.
 
     In an odd ring one replica rests per round, each in its turn. The ring mixes in part. 2k rounds
-    of an even ring leave of a disagreement at most
+    of an even ring shrink a disagreement at least by the factor
 
         cos^(2k - 1)(2 pi / size)
 
-    since a round projects, and that is the cosine between the spaces of two rounds. After a
-    round of an odd ring it is |1 + z| / 2 in the long run, z the root other than 1 of
-    z^((size + 1) / 2) + z^((size - 1) / 2) = 2 for which that is largest: the eigenvalue of a
-    round that is followed by a step around the ring.
+    since a round projects, and that is the cosine between the spaces of two rounds. In an odd ring
+    each round shrinks it, in the long run, by the factor |1 + z| / 2. Here z is the root of
+    z^((size + 1) / 2) + z^((size - 1) / 2) = 2, other than 1, that makes the factor largest: an
+    eigenvalue of a round that is followed by a step around the ring.
     """
     if size % 2:
         return [

@@ -75,7 +75,7 @@ def measure(options: argparse.Namespace, split: str, index: "Index") -> dict[str
         threads=options.threads or cores,
         seconds=options.seconds / (len(ways) + 2),
     )
-    held = throughput.hold(task)
+    held = throughput.load_samples(task)
     if index.format == "packed":  # packed data uses neither
         ways = [way for way in ways if way in ("libraries", "stored")]
     reading = throughput.reading_rate(task)

@@ -124,7 +124,7 @@ def evaluate(options: argparse.Namespace) -> int:
         from trainyard.training.evaluate import Views
 
     _check_lists(options, checkpoint)
-    question = EvaluationOptions(
+    evaluation = EvaluationOptions(
         data=data,
         all_classes=options.all_classes,
         labels=Path(options.labels) if options.labels else None,
@@ -134,7 +134,7 @@ def evaluate(options: argparse.Namespace) -> int:
     )
     world = discover()
     console = EscapingConsole(stderr=options.json, quiet=not world.is_first)
-    result = evaluate_checkpoint(config, checkpoint, question, world=world, console=console)
+    result = evaluate_checkpoint(config, checkpoint, evaluation, world=world, console=console)
     if not world.is_first:
         return 0
     _write(options, result)

@@ -46,8 +46,8 @@ class DataConfig(Section):
     `val`. A list of locations is one data set: classes with the same name are united. With `order`
     join: WebDataset shards as files, URLs or "pipe:COMMAND" for the output of a shell command."""
     val: Locations | None = None
-    """Location of the validation data, or a list of locations. It goes before `val_fold`, and that
-    before `val_share`, but what an option or a recipe sets goes before those of a recipe below."""
+    """Location of the validation data, or a list of locations. Precedence: `val`, `val_fold`,
+    `val_share`; a key of an option or a later recipe goes before all three of a recipe below."""
     val_share: float | None = Field(None, gt=0, lt=1)
     """Share of the images of each class in `train` that is for validation, such as 0.1, if `val` is
     not set. An image's side depends on its path in `train` and on `val_seed` alone, so it stays the

@@ -78,7 +78,7 @@ class Feeds:
         def open_phase(phase: Phase, step: int, skipped: int) -> Feed:
             first = course.samples(step) + skipped
             spec = LoaderSpec(
-                plan=self._dealt(PlanSlice(plan, first, phase.batch)),
+                plan=self._for_virtual_ranks(PlanSlice(plan, first, phase.batch)),
                 crop=self._crop(),
                 image_size=phase.image_size,
                 start=0,
@@ -172,7 +172,7 @@ class Feeds:
         plan = OnePassPlan(len(index), self.global_batch)
         size = self.data.eval_size or self.data.image_size
         return LoaderSpec(
-            plan=self._dealt(plan),
+            plan=self._for_virtual_ranks(plan),
             crop=self.data.evaluation_crop(size),
             image_size=size,
             start=0,
@@ -180,7 +180,7 @@ class Feeds:
             **self._indexed(),
         )
 
-    def _dealt(self, plan: Plan) -> Plan:
+    def _for_virtual_ranks(self, plan: Plan) -> Plan:
         return VirtualRanksPlan(plan, self.virtual_ranks) if self.virtual_ranks else plan
 
     def _crop(self) -> RandomResizedCrop:

@@ -84,7 +84,7 @@ def loader_rate(task: MeasuredLoad) -> tuple[float, float]:
         stop=1 << 40,
         threads=task.threads,
     )
-    begun = time.perf_counter()
+    started = time.perf_counter()
     with Loader(task.index, spec) as loader:
         next(loader)
         first = time.perf_counter()
@@ -93,7 +93,7 @@ def loader_rate(task: MeasuredLoad) -> tuple[float, float]:
         start, images = time.perf_counter(), 0
         while time.perf_counter() < start + task.seconds or not images:
             images += len(next(loader).ids)
-        return images / (time.perf_counter() - start), first - begun
+        return images / (time.perf_counter() - start), first - started
 
 
 # --- decoding alone ---
@@ -116,7 +116,7 @@ class EncodedSamples(NamedTuple):
         return float((status != 0).mean())
 
 
-def hold(task: MeasuredLoad) -> EncodedSamples:
+def load_samples(task: MeasuredLoad) -> EncodedSamples:
     """Reads samples in the order of training. DataError if none can be read."""
     reader, ids, contents, size, failure = Reader(task.index), [], [], 0, ""
     for sample in _samples(task):
@@ -193,10 +193,10 @@ def _rate(begin: Callable[[], Turn], task: MeasuredLoad) -> float:
         return turn
 
     def measured(turn: Turn) -> float:
-        begun, images = time.perf_counter(), 0
-        while time.perf_counter() < begun + task.seconds and not is_over.is_set():
+        started, images = time.perf_counter(), 0
+        while time.perf_counter() < started + task.seconds and not is_over.is_set():
             images += turn()
-        return images / (time.perf_counter() - begun)
+        return images / (time.perf_counter() - started)
 
     with ThreadPoolExecutor(task.threads) as pool:
         try:

@@ -2,8 +2,8 @@
 
 A starter is a row of a table: the variables in which it gives each process its rank. The first row
 that has rank and size is used: torchrun inside srun, mpirun inside sbatch. Rows with the same rank
-and size complement it. A shell of a scheduler, of a batch script or interactive, is no task of a
-step: a world of one.
+and size complement it. In a batch script or an interactive shell of a scheduler, outside of srun,
+the world is one rank.
 
 The rows are not with the launchers of launch/: ranks read them without any, half of them are of
 starters that Trainyard does not start, and their order counts.

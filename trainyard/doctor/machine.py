@@ -203,11 +203,11 @@ def _write(context: Context) -> float | None:
     block = os.urandom(_BLOCK)
     deadline = time.perf_counter() + 10 * context.options.seconds
     with tempfile.TemporaryFile(dir=existing(context.options.run), buffering=0) as file:
-        begun, written = time.perf_counter(), 0
+        started, written = time.perf_counter(), 0
         while written < size and time.perf_counter() < deadline:
             written += file.write(block[: size - written])
         os.fsync(file.fileno())
-    return written / (time.perf_counter() - begun)
+    return written / (time.perf_counter() - started)
 
 
 def _judge_write(values: list[float], context: Context) -> Row:

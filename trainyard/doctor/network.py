@@ -68,11 +68,11 @@ def _rate(
     size, sent, spent = _FIRST, 0, 0.0
     while spent < s:
         block = torch.zeros(size // 4, device=device)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         send(block)
         if block.is_cuda:
             torch.cuda.synchronize(device)
-        took = agree(time.perf_counter() - begun)
+        took = agree(time.perf_counter() - started)
         if took < s / 8 and size < _MOST[device.type]:
             size, sent, spent = 4 * size, 0, 0.0
         else:

@@ -79,7 +79,7 @@ def _values(config: RunConfig) -> dict[str, Any]:
 
 
 def conditions(config: RunConfig, world: World, device: torch.device) -> dict[str, str]:
-    """What the last bits of a run depend on besides its recipe; it may change when a run goes on.
+    """Facts besides the recipe that affect the last bits; a change after a resume is reported.
 
     The sums of a CPU are taken in an order that depends on its threads and on its instructions.
     """

@@ -321,7 +321,7 @@ class Trainer:
     def save(self) -> None:
         """Save a checkpoint of the consensus, in a timed phase."""
         with self.phase("save"), self.averager.consensus():
-            self.state.guard.settle()
+            self.state.guard.share_count()
             self.saver.save(self.state)
             self.stop.saved()
 

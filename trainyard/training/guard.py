@@ -63,7 +63,7 @@ class Guard:
             return False
         return int(self._all_reduce_max(self._running)) >= self._limit
 
-    def settle(self) -> None:
+    def share_count(self) -> None:
         """Makes the count equal on all ranks; called before a save."""
         self._running = self._all_reduce_max(self._running)
 

@@ -28,7 +28,7 @@ class Recorded(NamedTuple):
     """Names by class number, where they are known."""
 
     def is_of(self, best: Report) -> bool:
-        """False if the best evaluation is another, as the run went back behind that of these."""
+        """False if these predictions belong to an evaluation that a rollback removed."""
         return not best or bool(best["step"] == self.step)
 
 

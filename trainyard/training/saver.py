@@ -42,7 +42,7 @@ _LOST_S = 5  # the same if ranks write together and one is lost
 class HostCopies:
     """Copies of nested states on the host, in memory that the next set of copies reuses.
 
-    GPU tensors go to page-locked memory, asynchronously, until `settle`. There is one set of
+    GPU tensors go to page-locked memory, asynchronously, until `synchronise`. There is one set of
     copies: call `begin` only when the last set is no longer needed.
     """
 
@@ -71,7 +71,7 @@ class HostCopies:
             return type(value)(self(each, keep=keep) for each in value)
         return value
 
-    def settle(self) -> None:
+    def synchronise(self) -> None:
         """Wait until the GPU has made the copies."""
         if self._has_gpu:
             torch.cuda.current_stream().synchronize()
@@ -165,7 +165,7 @@ class Saver:
             error = self._outcome()
             self._copies.begin()  # after an error too: the other ranks may gather
             files = contents(state, self._world, self._copies)
-            self._copies.settle()
+            self._copies.synchronise()
             taken = Snapshot(state.step, state.best.get("step", 0), num_bytes(state), files)
             if error is not None:
                 raise error

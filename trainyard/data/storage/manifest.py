@@ -92,7 +92,7 @@ def read_manifest(folder: str, *, warns: bool = False, data: str = "") -> Manife
 def _open_optional(name: str, data: str) -> Source | None:
     """Opens a file that may be absent; None if it is, or the server fails with it alone.
 
-    A server that is away is waited for, by way of the `data`: the file may be there all the same.
+    If the server is away, this waits until it serves the `data`, and then tries the file once more.
     """
     try:
         with retry.at_most(retry.OPTIONAL_S):

@@ -31,8 +31,8 @@ class SnappySpan(NamedTuple):
     offset: int  # from the start of the stream
     size: int  # bytes
     start: int
-    """Above 0: bytes of a literal before the first tag. Else an element begins here, and so many
-    uncompressed bytes before the image are negative."""
+    """Positive: bytes of a literal before the first tag. Else the span begins at a tag, and -start
+    uncompressed bytes come before the image."""
     length: int
     """Bytes of the image; 0 if the span is the image itself."""
 

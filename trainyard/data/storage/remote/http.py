@@ -15,8 +15,8 @@ from trainyard.data.storage.remote.request import (
     CONTENT_RANGE,
     Resource,
     total_size,
+    transfer_timeout,
     validator,
-    within,
 )
 from trainyard.data.storage.remote.retry import Refused, RetryState, Transient
 from trainyard.data.storage.source import reason_of
@@ -38,7 +38,7 @@ class HttpFile(RemoteFile):
         self._has_ranges = True
         self._whole: bytes | None = None  # of a server without ranges
 
-    async def look(self) -> None:
+    async def stat(self) -> None:
         """The request is for one byte, not a HEAD request, which signed URLs refuse."""
         async with self._resource.get("bytes=0-0") as response:
             self._has_ranges = response.status != 200
@@ -63,7 +63,7 @@ class HttpFile(RemoteFile):
             self._has_ranges = response.status != 200
             self._check(response, offset, size)
             skip = offset if response.status == 200 else 0
-            async with within(skip + size):
+            async with transfer_timeout(skip + size):
                 while size and (part := await response.content.readany()):
                     skipped = min(skip, len(part))
                     skip -= skipped
@@ -210,5 +210,5 @@ class HttpStream(io.RawIOBase):
 
 
 async def _some(response: aiohttp.ClientResponse) -> bytes:
-    async with within(0):
+    async with transfer_timeout(0):
         return await response.content.readany()

@@ -30,7 +30,7 @@ class ObjectFile(RemoteFile):
         self._scheme, _, self._path = name.partition("://")
         self.server = self._scheme + self._path.partition("/")[0]
 
-    async def look(self) -> None:
+    async def stat(self) -> None:
         try:
             details = await self._system()._info(self._path, refresh=True)
         except Exception as error:

@@ -30,7 +30,7 @@ class RemoteFile(ABC):
     _window = (0, b"")  # start, and the bytes read ahead
 
     @abstractmethod
-    async def look(self) -> None:
+    async def stat(self) -> None:
         """Sets size and stamp, by one request. OSError if there is no such file."""
 
     @abstractmethod
@@ -42,13 +42,13 @@ class RemoteFile(ABC):
 
     async def open(self) -> Self:
         """The same file, once it is known to exist. OSError if it does not."""
-        patience = RetryState(self.name, self.server)
+        retries = RetryState(self.name, self.server)
         while True:
             try:
-                await self.look()
+                await self.stat()
                 return self
             except Transient as failure:
-                await asyncio.sleep(patience.pause_after(failure))
+                await asyncio.sleep(retries.pause_after(failure))
 
     def indexed(self, stamp: Stamp | None) -> Self:
         """The same file. Its stamp in an index, if there is one, spares the request of `open`."""
@@ -68,19 +68,19 @@ class RemoteFile(ABC):
             await self.open()
         if offset < 0 or size < 0 or offset + size > self.size:
             raise OSError(f"{self.name} {CUT_SHORT}")
-        patience = RetryState(self.name, self.server)
+        retries = RetryState(self.name, self.server)
         parts: list[bytes] = []
         while size:
             try:
                 async for part in self.stream(offset, size):
                     parts.append(part)
                     offset, size = offset + len(part), size - len(part)
-                    patience.reset()
+                    retries.reset()
             except (FileNotFoundError, PermissionError) as error:
                 reason = reason_of(error, self.name)
                 raise DataError("storage.gone", url=self.name, reason=reason) from None
             except Transient as failure:
-                await asyncio.sleep(patience.pause_after(failure))
+                await asyncio.sleep(retries.pause_after(failure))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read(self, offset: int, size: int) -> bytes:

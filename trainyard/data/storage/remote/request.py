@@ -57,7 +57,7 @@ class Resource:
         headers = {} if span is None else {"Range": span}
         try:
             async with client_of(asyncio.get_running_loop()) as session:
-                async with within(0):  # however many interim answers there are
+                async with transfer_timeout(0):  # however many interim answers there are
                     response = await self._answer(session, headers)
                 async with response:
                     self._check(response)
@@ -139,7 +139,7 @@ class Resource:
         )
 
 
-def within(size: int) -> asyncio.Timeout:
+def transfer_timeout(size: int) -> asyncio.Timeout:
     """Ends a block that receives `size` bytes too slowly, or a head, with a TimeoutError."""
     return asyncio.timeout(GRACE_S + size / FLOOR)
 
