@@ -8,8 +8,8 @@ and under every name of the location.
 The price is that new images may push old ones over the border between the sides. Numbers below a
 fixed border would move none, but give a class its share only on average: 4 +- 2 images of 40. A
 stateless rule cannot be exact and also move no image, because it cannot tell which images are new.
-This one moves as many as the new numbers are uneven. With a share of 0.1 and a class that grows by a
-tenth, of its old images change sides, on average (at most half of them from training to
+This one moves as many as the new numbers are uneven. With a share of 0.1 and a class that grows by
+a tenth, of its old images change sides, on average (at most half of them from training to
 validation):
 
     images in the class        40     100     400    1300
