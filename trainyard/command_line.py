@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.distributed import discover_or_alone
-from trainyard.errors import InputError, NotSaved, Plain, Stopped, TrainyardError
+from trainyard.errors import InputError, NotSaved, Stopped, TrainyardError
 from trainyard.files import WRITER, disk_error
 from trainyard.hints import as_question, closest, hint_at_argument, with_our_names
 from trainyard.installation import VERSION, remark_on_other_distribution
@@ -174,13 +174,12 @@ def print_error(error: TrainyardError, *, as_json: bool = False) -> int:
         print(f"trainyard: {message}", file=sys.stderr)
         if as_json:
             code, _, fields = error.packed()
-            fields = {name: _shown(value) for name, value in fields.items()}
+            fields = {
+                name: printable(without_secrets(value)) if isinstance(value, str) else value
+                for name, value in fields.items()
+            }
             print(json.dumps({"error": {"code": code, "message": message, "fields": fields}}))
     return error.exit_code
-
-
-def _shown(value: Plain) -> Plain:
-    return printable(without_secrets(value)) if isinstance(value, str) else value
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -20,7 +20,12 @@ def printable(text: str, *, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(each if each in keep or _is_shown(each) else _escape(each) for each in text)
+    return "".join(
+        each
+        if each in keep or each.isprintable() or unicodedata.category(each) == "Zs"
+        else each.encode("unicode_escape").decode()
+        for each in text
+    )
 
 
 def csv_text(cell: object) -> object:
@@ -41,14 +46,6 @@ def print_line(text: str) -> None:
     """Print a line on stderr, after the name of the program, with everything escaped that has to
     be."""
     sys.stderr.write(f"trainyard: {printable(text)}\n")
-
-
-def _is_shown(letter: str) -> bool:
-    return letter.isprintable() or unicodedata.category(letter) == "Zs"
-
-
-def _escape(letter: str) -> str:
-    return letter.encode("unicode_escape").decode()
 
 
 def in_seconds(seconds: float) -> str:

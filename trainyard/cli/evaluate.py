@@ -45,28 +45,27 @@ _LIST_COLUMNS = (*_ORIGIN, "labels", "guesses", "loss")
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard evaluate` to its parser."""
-    parser.add_argument(
-        "target", metavar="RUN_OR_CHECKPOINT", help="a run (its best checkpoint) or a checkpoint"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("target", metavar="RUN_OR_CHECKPOINT", help="a run (its best checkpoint) or a checkpoint")
+    add(
         "--data",
         metavar="LOCATION",
         action="append",
         help="other validation data; several --data are one data set",
     )
-    parser.add_argument(
+    add(
         "--all-classes",
         action="store_true",
         help="choose among all classes of the model, also those that the data lacks",
     )
-    parser.add_argument(
+    add(
         "--labels",
         metavar="FILE.json",
         help="also report top-1 by reassessed labels: ReaL's real.json for ImageNet",
     )
     add_ema(parser, "all of them")
     add_views(parser)
-    parser.add_argument(
+    add(
         "--temperature",
         action=argparse.BooleanOptionalAction,
         help="fit a temperature on the data and keep it in the checkpoint, for predict and export; "
@@ -82,27 +81,24 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--per-class", metavar="N", type=positive, help="print the N classes with the lowest recall"
     )
-    parser.add_argument(
-        "--confusions", metavar="N", type=positive, help="print the N most frequent confusions"
-    )
-    parser.add_argument(
-        "--predictions", metavar="FILE.csv", help="write the prediction for each image to a file"
-    )
-    parser.add_argument(
+    add("--confusions", metavar="N", type=positive, help="print the N most frequent confusions")
+    add("--predictions", metavar="FILE.csv", help="write the prediction for each image to a file")
+    add(
         "--tables",
         metavar="FOLDER",
         help="write classes.csv, confusions.csv (the confusion matrix) and reliability.csv",
     )
-    parser.add_argument(
+    add(
         "--suspects",
         metavar="FILE.csv",
         help="write the images whose label the model takes for unlikely, the unlikeliest first; "
         "with --data TRAIN those of the training data",
     )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add("--json", action="store_true", help="print the result as JSON")
 
 
 def evaluate(options: argparse.Namespace) -> int:

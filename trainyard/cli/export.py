@@ -21,23 +21,22 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard export` to its parser."""
     add_checkpoint(parser)
     _add_file(parser)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--hub",
         metavar="DIR",
         help="a folder in the layout of timm's hub, for timm.create_model('local-dir:DIR', "
         "pretrained=True)",
     )
-    parser.add_argument(
+    add(
         "--push",
         metavar="hf://OWNER/NAME[@REVISION]",
         help="upload the folder of --hub, and FILE beside it, to the Hugging Face Hub; the "
         "repository is created if there is none; the token is HF_TOKEN's or `hf auth login`'s",
     )
-    parser.add_argument("--private", action="store_true", help="create a private repository")
-    parser.add_argument(
-        "--license", metavar="ID", help="license of the weights in the card, such as apache-2.0"
-    )
-    parser.add_argument("--json", action="store_true", help="print the written files as JSON")
+    add("--private", action="store_true", help="create a private repository")
+    add("--license", metavar="ID", help="license of the weights in the card, such as apache-2.0")
+    add("--json", action="store_true", help="print the written files as JSON")
     parser.epilog = (
         "Each exported model is loaded again and compared with the trained one before it is put "
         "in place. Without --photograph it takes normalised images, float32[batch, channels, size, "
@@ -48,21 +47,22 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_file(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "file",
         metavar="FILE",
         nargs="?",
         help="file name that ends in .safetensors, .onnx or .pt2, "
         "or .html for a page that classifies photographs in a browser",
     )
-    parser.add_argument("--format", choices=_KINDS, help="format of a file with another ending")
-    parser.add_argument(
+    add("--format", choices=_KINDS, help="format of a file with another ending")
+    add(
         "--photograph",
         action="store_true",
         help="the .onnx or .pt2 file takes a photograph, uint8[height, width, channels] of any "
         "size, and gives the probabilities of the classes too",
     )
-    parser.add_argument(
+    add(
         "--onnxruntime-web",
         metavar="FILE.tgz",
         help="what a page runs by: the file of `npm pack onnxruntime-web`, or its folder",

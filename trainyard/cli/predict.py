@@ -98,22 +98,21 @@ class Predictions(NamedTuple):
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard predict` to its parser."""
     add_checkpoint(parser)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "images",
         metavar="IMAGE",
         nargs="*",
         help="an image file, a folder of them at any depth, a glob, the http(s) URL of an image, "
         "or a data set: tars, WebDataset, TFRecord, HDF5, packed files",
     )
-    parser.add_argument(
+    add(
         "--model",
         metavar="NAME",
         help="a model of timm with its published weights, in place of RUN_OR_CHECKPOINT",
     )
-    parser.add_argument(
-        "--checkpoint", metavar="FILE", help="with --model: a file of weights, instead of timm's"
-    )
-    parser.add_argument(
+    add("--checkpoint", metavar="FILE", help="with --model: a file of weights, instead of timm's")
+    add(
         "--top",
         metavar="K",
         type=positive,
@@ -131,32 +130,31 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--unknown-below",
         metavar="P",
         type=fraction,
         help="call an image unknown if its likeliest class has a probability below P, such as 0.5",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON document with an entry per image"
-    )
-    parser.add_argument("--csv", metavar="FILE.csv", help="write a file with a line per image")
-    parser.add_argument(
+    add("--json", action="store_true", help="print one JSON document with an entry per image")
+    add("--csv", metavar="FILE.csv", help="write a file with a line per image")
+    add(
         "--embeddings",
         metavar="FILE.npz",
         help="write what the classifier layer gets, float32[images, D], and the images' paths",
     )
-    parser.add_argument(
+    add(
         "--cam",
         metavar="FOLDER",
         help="write each image, red where the model finds its likeliest class (Grad-CAM), as PNG",
     )
-    parser.add_argument(
+    add(
         "--duplicates",
         metavar="FILE.csv",
         help="write the pairs of images that look alike, by the cosine of their embeddings",
     )
-    parser.add_argument(
+    add(
         "--similar",
         metavar="COSINE",
         type=fraction,

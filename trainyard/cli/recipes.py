@@ -17,15 +17,16 @@ if TYPE_CHECKING:
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard recipes` to its parser."""
-    parser.add_argument("name", nargs="?", metavar="NAME", help="print this recipe, resolved")
+    add = parser.add_argument
+    add("name", nargs="?", metavar="NAME", help="print this recipe, resolved")
     about = "list the recipe keys, with WORD those that have it in their name or meaning"
-    parser.add_argument("--keys", nargs="?", const="", metavar="WORD", help=about)
-    parser.add_argument(
+    add("--keys", nargs="?", const="", metavar="WORD", help=about)
+    add(
         "--params",
         action="store_true",
         help="list NAME's parameters with learning rate, decay and frozen ones",
     )
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+    add("--json", action="store_true", help="print as JSON")
     parser.epilog = "With NAME, any recipe key can be given as --SECTION.KEY VALUE."
     parser.set_defaults(run_command=recipes, takes_overrides=True)
 

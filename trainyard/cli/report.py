@@ -11,25 +11,24 @@ from trainyard.printable import printable
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard report` to its parser."""
-    parser.add_argument(
-        "runs", metavar="RUN", nargs="+", help="run directories; several are overlaid"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("runs", metavar="RUN", nargs="+", help="run directories; several are overlaid")
+    add(
         "--out",
         metavar="FILE.html",
         help="default: report.html in the run directory, or in this folder for several runs",
     )
-    parser.add_argument(
+    add(
         "--suspects",
         metavar="FILE.csv",
         help="also show images that may have a wrong label: the file of evaluate --suspects",
     )
-    parser.add_argument(
+    add(
         "--cam",
         action="store_true",
         help="also show where the model finds the class that it takes an image for (Grad-CAM)",
     )
-    parser.add_argument("--json", action="store_true", help="print its path as JSON")
+    add("--json", action="store_true", help="print its path as JSON")
     parser.epilog = (
         "Runs that differ only in run.seed or data.val_fold are shown as their mean with two "
         "standard deviations. A report may be made while its run trains; trackers (watch.wandb, "

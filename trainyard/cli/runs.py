@@ -18,15 +18,16 @@ _ORDERS = ("best", "name", "changed")
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard runs` to its parser."""
-    parser.add_argument("folder", metavar="FOLDER", nargs="?", default="runs", help="default: runs")
-    parser.add_argument(
+    add = parser.add_argument
+    add("folder", metavar="FOLDER", nargs="?", default="runs", help="default: runs")
+    add(
         "--sort",
         choices=_ORDERS,
         default="best",
         help="the best first (default), by name, or the last changed first",
     )
-    parser.add_argument("--csv", metavar="FILE.csv", help="write all values to a file too")
-    parser.add_argument("--json", action="store_true", help="print all values as JSON")
+    add("--csv", metavar="FILE.csv", help="write all values to a file too")
+    add("--json", action="store_true", help="print all values as JSON")
     parser.set_defaults(run_command=runs)
 
 

@@ -54,11 +54,12 @@ class Mean(NamedTuple):
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard sweep` to its parser."""
-    parser.add_argument("recipe", metavar="RECIPE", help="a built-in name or a path to a TOML file")
-    parser.add_argument("--data", metavar="LOCATION", action="append", help="as of trainyard train")
-    parser.add_argument("--runs", metavar="DIR", help="folder of the runs (runs/NAME-sweep)")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be started")
-    parser.add_argument("--json", action="store_true", help="print the table as JSON")
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", help="a built-in name or a path to a TOML file")
+    add("--data", metavar="LOCATION", action="append", help="as of trainyard train")
+    add("--runs", metavar="DIR", help="folder of the runs (runs/NAME-sweep)")
+    add("--dry-run", action="store_true", help="print what would be started")
+    add("--json", action="store_true", help="print the table as JSON")
     modes = parser.add_mutually_exclusive_group()
     for name in ("quiet", "plain"):
         modes.add_argument(f"--{name}", action="store_true", help=OUTPUT_MODES[name])

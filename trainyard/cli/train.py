@@ -35,16 +35,17 @@ def add(parser: argparse.ArgumentParser) -> None:
 def add_training_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `train` and the launchers share."""
     about = "a built-in name, a TOML file, or the directory of a run to go on with"
-    parser.add_argument("recipe", metavar="RECIPE", help=about)
-    parser.add_argument(
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", help=about)
+    add(
         "--data",
         metavar="LOCATION",
         action="append",
         help="a data set with train and val data; can be repeated to merge several, of which only "
         "one needs val data",
     )
-    parser.add_argument("--run", metavar="DIR", help="run directory (runs/NAME of the recipe)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add("--run", metavar="DIR", help="run directory (runs/NAME of the recipe)")
+    add("--json", action="store_true", help="print the result as JSON")
     modes = parser.add_mutually_exclusive_group()
     for name, help_text in OUTPUT_MODES.items():
         modes.add_argument(f"--{name}", action="store_true", help=help_text)

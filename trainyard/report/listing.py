@@ -78,17 +78,17 @@ def _runs_below(folder: Path, depth: int = _DEPTH) -> Iterator[Path]:
         yield folder
         return
     try:
-        inside = [entry.name for entry in os.scandir(folder) if _is_searched(entry)]
+        inside = [
+            entry.name
+            for entry in os.scandir(folder)
+            if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
+        ]
     except OSError as error:
         if depth == _DEPTH:
             raise InputError("file.unreadable", path=folder, reason=error.strerror) from None
         return
     for name in inside if depth else ():
         yield from _runs_below(folder / name, depth - 1)
-
-
-def _is_searched(entry: os.DirEntry[str]) -> bool:
-    return not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
 
 
 def _name(path: Path, folder: Path) -> str:

@@ -26,7 +26,13 @@ def tag(name: str, /, *children: Child, **attributes: str | float | bool | None)
 
 def join(*children: Child) -> Html:
     """The children, concatenated; None is left out."""
-    return Html("".join(_escaped(child) for child in children if child is not None))
+    return Html(
+        "".join(
+            child if isinstance(child, Html) else escape(_visible(str(child)))
+            for child in children
+            if child is not None
+        )
+    )
 
 
 def _attribute(key: str, value: str | float | bool | None) -> str:
@@ -34,10 +40,6 @@ def _attribute(key: str, value: str | float | bool | None) -> str:
         return ""
     name = key.rstrip("_").replace("_", "-")
     return f" {name}" if value is True else f' {name}="{escape(_visible(str(value)))}"'
-
-
-def _escaped(child: Child) -> str:
-    return child if isinstance(child, Html) else escape(_visible(str(child)))
 
 
 def _visible(text: str) -> str:

@@ -173,7 +173,11 @@ def _read(path: Path, name: str) -> Run:
     except DataError as error:
         recorded = None
         notes.append(str(error))
-    damaged = [key for key, value in run.environment.items() if _is_other(key, value)]
+    damaged = [  # has another type than Trainyard's
+        key
+        for key, value in run.environment.items()
+        if value is not None and not isinstance(value, _ENVIRONMENT.get(key, str | float | int))
+    ]
     notes += [f"{folder.environment}: {key} is damaged, and left out" for key in damaged]
     if recorded is not None and not recorded.is_of(run.best_evaluation):
         recorded = None
@@ -207,11 +211,6 @@ def _json(path: Path) -> dict[str, Any]:
         return read_json(path)
     except (OSError, ValueError):
         return {}
-
-
-def _is_other(key: str, value: Any) -> bool:
-    """Whether a part of environment.json has another type than Trainyard's."""
-    return value is not None and not isinstance(value, _ENVIRONMENT.get(key, str | float | int))
 
 
 def _lines(path: Path) -> tuple[dict[str, Any], ...]:

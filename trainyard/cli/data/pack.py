@@ -32,32 +32,33 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard data pack` to its parser."""
     add_location(parser)
-    parser.add_argument("destination", metavar="DESTINATION", help="folder to create")
-    parser.add_argument(
+    add = parser.add_argument
+    add("destination", metavar="DESTINATION", help="folder to create")
+    add(
         "--format",
         choices=_FORMATS,
         required=True,
         help="format to write; a folder has checksums of its images, for sha256sum -c",
     )
-    parser.add_argument("--name", help="prefix of shard names; default imagenet")
-    parser.add_argument("--split", help="split name if LOCATION has no train and val")
-    parser.add_argument(
+    add("--name", help="prefix of shard names; default imagenet")
+    add("--split", help="split name if LOCATION has no train and val")
+    add(
         "--shard-samples",
         type=int,
         metavar="N",
         help=f"default {_SAMPLES:,}; HDF5: all in one file",
     )
-    parser.add_argument("--shard-size", type=_bytes, metavar="SIZE", help="such as 1GB")
+    add("--shard-size", type=_bytes, metavar="SIZE", help="such as 1GB")
     _add_recoding(parser)
-    parser.add_argument(
+    add(
         "--classes",
         metavar="N|FILE|A,B,…",
         help="N random classes, the lines of a file, or a list of names",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the order and of --classes N")
-    parser.add_argument("--no-shuffle", action="store_true", help="keep the stored order of train")
+    add("--seed", type=int, default=0, help="seed of the order and of --classes N")
+    add("--no-shuffle", action="store_true", help="keep the stored order of train")
     add_workers(parser)
-    parser.add_argument(
+    add(
         "--part",
         type=_part,
         metavar="I/N",

@@ -11,13 +11,14 @@ from trainyard.parent import put_back_handlers
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard data serve` to its parser."""
-    parser.add_argument("folder", metavar="DIR", help="the folder that holds the data set")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0: all")
-    parser.add_argument("--port", type=int, default=8765)
-    parser.add_argument("--user", metavar="NAME:PASSWORD", help="require this login")
-    parser.add_argument("--certificate", metavar="FILE", help="TLS certificate with its chain, PEM")
-    parser.add_argument("--key", metavar="FILE", help="TLS key, PEM")
-    parser.add_argument("--dry-run", action="store_true", help="only print nginx's configuration")
+    add = parser.add_argument
+    add("folder", metavar="DIR", help="the folder that holds the data set")
+    add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0: all")
+    add("--port", type=int, default=8765)
+    add("--user", metavar="NAME:PASSWORD", help="require this login")
+    add("--certificate", metavar="FILE", help="TLS certificate with its chain, PEM")
+    add("--key", metavar="FILE", help="TLS key, PEM")
+    add("--dry-run", action="store_true", help="only print nginx's configuration")
     parser.set_defaults(run_command=data_serve)
 
 
