@@ -26,7 +26,7 @@ from trainyard.config import (
 )
 from trainyard.errors import TrainyardError
 from trainyard.image_size import height_width
-from trainyard.optim.config import _TAKEN_BY, NAMES, keys_of_others
+from trainyard.optim.config import NAMES, OptimConfig
 from trainyard.run.model import build_run_model
 
 BUILTIN = sorted(builtin_recipes())
@@ -427,8 +427,8 @@ def test_every_key_of_an_optimizer_is_taken_by_timm() -> None:
         if not name.startswith("schedule_free"):
             taken = signature(get_optimizer_class(name, bind_defaults=False)).parameters
             in_timm = {"trust_coefficient": "trust_coeff"}
-            keys = [*_TAKEN_BY.keys() - {"accum_iter", "schedule_free_r"}]
-            assert keys_of_others(name) & {*keys} == {
+            keys = [*OptimConfig.TAKEN_BY.keys() - {"accum_iter", "schedule_free_r"}]
+            assert OptimConfig.keys_of_others(name) & {*keys} == {
                 key for key in keys if in_timm.get(key, key) not in taken
             }
 

@@ -34,8 +34,6 @@ from trainyard.monitor.config import WatchConfig
 from trainyard.optim.config import (
     OptimConfig,
     ScheduleConfig,
-    keys_of_other_schedules,
-    keys_of_others,
 )
 from trainyard.section import Section, refused
 from trainyard.training.config import LossConfig
@@ -379,12 +377,9 @@ def _unmet_needs(tree: Mapping[str, Any]) -> dict[str, str]:
 def _without_effect(tree: Mapping[str, Any]) -> set[str]:
     """Keys that change nothing beside the others of a recipe, or that `check` refuses there."""
     unused = {*_unmet_needs(tree)}
-    for section, default, keys_of_other in (
-        ("optim", OptimConfig().name, keys_of_others),
-        ("schedule", ScheduleConfig().name, keys_of_other_schedules),
-    ):
-        name = _keys_of(tree, section).get("name")
-        keys = keys_of_other(name if isinstance(name, str) else default)
+    for section in ("optim", "schedule"):
+        part, name = RunConfig.model_fields[section].default, _keys_of(tree, section).get("name")
+        keys = part.keys_of_others(name if isinstance(name, str) else part.name)
         unused |= {f"{section}.{key}" for key in keys}
     return unused
 

@@ -18,7 +18,7 @@ from trainyard.data.augment.config import AugmentConfig
 from trainyard.data.augment.erasing import RandomErasing
 from trainyard.data.augment.mixing import Mixing
 from trainyard.data.augment.transforms import batch_transforms
-from trainyard.optim.config import NAMES, keys_of_others
+from trainyard.optim.config import NAMES, OptimConfig
 
 PAGES = sorted((DOCS / "come-from").glob("*.md"))
 
@@ -46,7 +46,7 @@ def check_ours(theirs: str, ours: str) -> None:
                 tree.setdefault(section, {})[name] = tomllib.loads(f"value = {value}")["value"]
     # Beside what they need: an optimizer that takes its keys, erasing, and a warm-up.
     optim = tree.get("optim", {})
-    taker = next(name for name in NAMES if not keys_of_others(name) & optim.keys())
+    taker = next(name for name in NAMES if not OptimConfig.keys_of_others(name) & optim.keys())
     tree["optim"] = {"name": taker} | optim
     tree["augment"] = {"erasing": 0.5} | tree.get("augment", {})
     tree["schedule"] = {"warmup": "1 epoch"} | tree.get("schedule", {})

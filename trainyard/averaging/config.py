@@ -1,7 +1,7 @@
 """The [average] section of a recipe."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -21,16 +21,6 @@ AVERAGERS = {
     "sharded": "sharded:Sharded",
 }
 """Averagers by name: a module of this folder and its class, whose import loads torch."""
-_KEYS_OF: dict[str, tuple[str, ...]] = {  # the averagers that take a key
-    "compress": ("allreduce", "gossip"),
-    "batch_norm": ("allreduce",),
-    "accumulate": ("sharded",),
-    "topology": ("gossip",),
-    "overlap": ("gossip",),
-    "every": ("periodic",),
-    "outer_lr": ("periodic",),
-    "outer_momentum": ("periodic",),
-}
 
 
 def _checked_name(name: str) -> str:
@@ -42,6 +32,17 @@ def _checked_name(name: str) -> str:
 
 
 class AverageConfig(Section):
+    TAKEN_BY: ClassVar = {
+        "compress": ("allreduce", "gossip"),
+        "batch_norm": ("allreduce",),
+        "accumulate": ("sharded",),
+        "topology": ("gossip",),
+        "overlap": ("gossip",),
+        "every": ("periodic",),
+        "outer_lr": ("periodic",),
+        "outer_momentum": ("periodic",),
+    }
+
     name: Annotated[str, AfterValidator(_checked_name)] = "allreduce"
     """allreduce: averages gradients in every step. gossip: averages weights with a few peers in
     every step. periodic: averages weights of all replicas every few steps. sharded: all-reduce for
@@ -69,15 +70,6 @@ class AverageConfig(Section):
     outer_momentum: float | None = Field(None, ge=0, lt=1)
     """periodic: Nesterov momentum of the outer SGD; 0 by default. DiLoCo uses 0.9 with `outer_lr`
     0.7."""
-
-    @field_validator(*_KEYS_OF)
-    @classmethod
-    def _is_for_this_averager(cls, value: object, others: ValidationInfo) -> object:
-        name, names = others.data.get("name"), _KEYS_OF[str(others.field_name)]
-        if value is not None and name not in names:
-            wanted = " or ".join(f"'{name}'" for name in names)
-            raise ValueError(f"is for average.name = {wanted}, not {name!r}: leave it out")
-        return value
 
     @field_validator("compress")
     @classmethod

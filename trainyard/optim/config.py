@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from inspect import signature
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
@@ -58,45 +58,23 @@ def _checked_name(name: str) -> str:
 
 
 _ADAMS = ("adam", "adamw", "lamb", "muon", "accum_adam", "accum_adamw", "schedule_free_adamw")
-# The optimizers of NAMES that take a key.
-_TAKEN_BY: dict[str, tuple[str, ...]] = {
-    "momentum": ("sgd", "lars", "muon"),
-    "nesterov": ("sgd", "lars", "muon"),
-    "betas": (*_ADAMS, "lion", "schedule_free_sgd"),
-    "eps": (*_ADAMS, "lars"),
-    "accum_iter": ("accum_adam", "accum_adamw"),
-    "trust_coefficient": ("lars",),
-    "trust_clip": ("lamb", "lars"),
-    "bias_correction": ("lamb",),
-    "schedule_free_r": ("schedule_free_sgd", "schedule_free_adamw"),
-}
-
-
-def keys_of_others(name: str) -> set[str]:
-    """Keys of [optim] that an optimizer does not take; none if there is no such optimizer."""
-    if name in NAMES:
-        return {key for key, names in _TAKEN_BY.items() if name not in names}
-    if name not in optimizer_names():
-        return set()
-    from timm.optim import get_optimizer_class
-
-    taken = signature(get_optimizer_class(name, bind_defaults=False)).parameters
-    in_timm = {"trust_coefficient": "trust_coeff"}
-    return {key for key in _TAKEN_BY if in_timm.get(key, key) not in taken}
-
-
-def keys_of_other_schedules(name: str) -> set[str]:
-    """Keys of [schedule] that a schedule does not take."""
-    unused = set() if name == "step" else {"milestones", "gamma"}
-    return unused | (
-        {"decay", "min_lr", "warmup_prefix"} if name in ("step", "constant") else set()
-    )
-
 
 PatternFactor = Annotated[str, AfterValidator(_checked_factor)]
 
 
 class OptimConfig(Section):
+    TAKEN_BY: ClassVar = {
+        "momentum": ("sgd", "lars", "muon"),
+        "nesterov": ("sgd", "lars", "muon"),
+        "betas": (*_ADAMS, "lion", "schedule_free_sgd"),
+        "eps": (*_ADAMS, "lars"),
+        "accum_iter": ("accum_adam", "accum_adamw"),
+        "trust_coefficient": ("lars",),
+        "trust_clip": ("lamb", "lars"),
+        "bias_correction": ("lamb",),
+        "schedule_free_r": ("schedule_free_sgd", "schedule_free_adamw"),
+    }
+
     name: Annotated[str, AfterValidator(_checked_name)] = "sgd"
     """The optimizer: sgd, adam, adamw, lamb, lars, lion, muon, another one of timm such as nadamw,
     adan or adopt, accum_adam, accum_adamw, schedule_free_sgd or schedule_free_adamw. Keys below
@@ -148,14 +126,18 @@ class OptimConfig(Section):
     compile: bool = False
     """Compile the update with torch.compile."""
 
-    @field_validator(*_TAKEN_BY)
     @classmethod
-    def _is_taken(cls, value: object, others: ValidationInfo) -> object:
-        key, name = str(others.field_name), others.data.get("name")
-        is_set = value != cls.model_fields[key].default
-        if is_set and name is not None and key in keys_of_others(name):
-            raise ValueError(f"{name} does not have it: leave it out")
-        return value
+    def keys_of_others(cls, name: str) -> set[str]:
+        """Keys that an optimizer, also of timm's, does not take; none for an unknown one."""
+        if name in NAMES:
+            return super().keys_of_others(name)
+        if name not in optimizer_names():
+            return set()
+        from timm.optim import get_optimizer_class
+
+        taken = signature(get_optimizer_class(name, bind_defaults=False)).parameters
+        in_timm = {"trust_coefficient": "trust_coeff"}
+        return {key for key in cls.TAKEN_BY if in_timm.get(key, key) not in taken}
 
     @field_validator("nesterov")
     @classmethod
@@ -208,6 +190,9 @@ class OptimConfig(Section):
 
 
 class ScheduleConfig(Section):
+    TAKEN_BY: ClassVar = dict.fromkeys(
+        ("decay", "min_lr", "warmup_prefix"), ("cosine", "linear", "sqrt")
+    ) | dict.fromkeys(("milestones", "gamma"), ("step",))
     NEEDS = (
         ("warmup_from", "warmup"),
         ("warmup_ends", "warmup"),
@@ -249,15 +234,6 @@ class ScheduleConfig(Section):
     ["6 epochs: 160", "12 epochs: 192"]; of rectangles: ["6 epochs: [128, 256]"]."""
     batch_size: tuple[Stage, ...] = ()
     """Later global batch sizes, after `batch.size`: ["30 epochs: 4096"]."""
-
-    @field_validator("decay", "min_lr", "warmup_prefix", "milestones", "gamma")
-    @classmethod
-    def _is_taken(cls, value: object, others: ValidationInfo) -> object:
-        key, name = str(others.field_name), others.data.get("name")
-        is_set = value != cls.model_fields[key].default
-        if is_set and name is not None and key in keys_of_other_schedules(name):
-            raise ValueError(f'schedule.name = "{name}" does not have it: leave it out')
-        return value
 
     @field_validator("milestones")
     @classmethod

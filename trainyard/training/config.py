@@ -1,7 +1,7 @@
 """The [loss] section of a recipe."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -12,6 +12,13 @@ Weight = Annotated[float, Field(ge=0)]
 
 
 class LossConfig(Section):
+    TAKEN_BY: ClassVar = {
+        "bce_threshold": ("bce",),
+        "bce_sum": ("bce",),
+        "focal_gamma": ("focal",),
+        "class_weights": ("ce", "focal"),
+    }
+
     name: Literal["ce", "bce", "focal"] = "ce"
     """Cross-entropy over all classes, binary cross-entropy of each class, or the focal loss:
     cross-entropy that counts well recognised samples less. Lists of labels need bce."""
@@ -38,22 +45,6 @@ class LossConfig(Section):
     """Weight of the teacher's term in the loss."""
     temperature: float = Field(1.0, gt=0)
     """Temperature of soft distillation."""
-
-    @field_validator("bce_threshold", "bce_sum", "focal_gamma")
-    @classmethod
-    def _has_its_loss(cls, value: Any, others: ValidationInfo) -> Any:
-        key = str(others.field_name)
-        wanted = key.partition("_")[0]
-        if value != cls.model_fields[key].default and others.data.get("name") != wanted:
-            raise ValueError(f'needs loss.name = "{wanted}"')
-        return value
-
-    @field_validator("class_weights")
-    @classmethod
-    def _is_softmax(cls, value: Any, others: ValidationInfo) -> Any:
-        if value is not None and others.data.get("name") == "bce":
-            raise ValueError('needs loss.name = "ce" or "focal"')
-        return value
 
     @field_validator("teacher_model", "distillation", "distillation_share", "temperature")
     @classmethod
