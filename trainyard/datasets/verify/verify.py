@@ -74,12 +74,7 @@ def verify(
                 continue
             own = [VerifiedSplit(part.split, index)]
             if division:
-                own = [
-                    VerifiedSplit(
-                        side.split, save_part(index, side, Path(folder) / f"{side.split}-part")
-                    )
-                    for side in division
-                ]
+                own = _divided(index, division, Path(folder))
             splits += own
             checks += [check for split in own for check in _check_rows(split)]
             checks += [check for split in own for check in _check_lost(split)]
@@ -92,6 +87,13 @@ def verify(
                 checks += _check_images(split, seen)
             checks += _check_duplicates(splits, hashes)
     return checks
+
+
+def _divided(index: Index, division: tuple[Side, ...], folder: Path) -> list[VerifiedSplit]:
+    return [
+        VerifiedSplit(side.split, save_part(index, side, folder / f"{side.split}-part"))
+        for side in division
+    ]
 
 
 def _check_layout(locations: Mapping[str, str]) -> Iterator[Check]:
