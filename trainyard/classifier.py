@@ -265,11 +265,8 @@ class Classifier:
                 show(count)
                 embeddings.clear()
                 shares_BC = self._shares(batch.images_BCHW, views)
-                yield (
-                    batch,
-                    shares_BC,
-                    _pooled(embeddings[0]) if embed else None,
-                )  # of the first view
+                first_view_BD = _pooled(embeddings[0]) if embed else None
+                yield batch, shares_BC, first_view_BD
 
     def overlay(self, content: bytes, label: int | None = None) -> Image.Image:
         """The image as the model gets it, red where it finds a class (Grad-CAM).
@@ -358,7 +355,7 @@ class Classifier:
 
 
 def _pooled(features: Tensor) -> Tensor:
-    """float32[B, D] of features with or without places: [B, D, …]."""
+    """float32[B, D] of features with or without positions: [B, D, …]."""
     return features.detach().float().flatten(2).mean(2) if features.ndim > 2 else features.float()
 
 

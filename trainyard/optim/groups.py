@@ -58,7 +58,9 @@ def parameter_shares(model: nn.Module, config: OptimConfig) -> dict[str, GroupRa
             lr_scale *= config.backbone_lr
         decay_scale = decay_factors.get(name, float(config.decay == "all" or is_matrix))
         rule = config.name
-        if is_muon(rule) and not (is_matrix and _mixes_channels(parameter) and not in_classifier):
+        # Of a linear map between channels; neither depthwise kernels nor [1, N, C].
+        is_map = is_matrix and min(parameter.shape[:2]) > 1
+        if is_muon(rule) and (in_classifier or not is_map):
             rule = "adamw"
         shares[name] = GroupRates(lr_scale, decay_scale, rule)
     return shares
@@ -103,11 +105,6 @@ def _exempt(model: nn.Module, names: list[str]) -> set[str]:
     """Parameters that timm's model exempts from weight decay: position embeddings and the like."""
     patterns: Any = getattr(model, "no_weight_decay", set)()
     return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
-
-
-def _mixes_channels(parameter: nn.Parameter) -> bool:
-    """True for a linear map between channels; false for depthwise kernels and [1, N, C]."""
-    return min(parameter.shape[:2]) > 1
 
 
 def _layer_factors(model: nn.Module, decay: float | None) -> dict[str, float]:

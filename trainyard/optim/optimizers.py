@@ -58,15 +58,12 @@ def _from_timm(groups: Groups, config: OptimConfig) -> optim.Optimizer:
     if "max_grad_norm" in parameters:  # the update clips, for all optimizers alike
         options["max_grad_norm"] = None
     if kind in (optim.SGD, optim.Adam, optim.AdamW):
-        options["fused"] = not config.compile and not _is_unfused(groups, kind)
+        # Torch has no fused SGD for DTensors.
+        is_split = any(isinstance(p, DTensor) for p in groups[0]["params"])
+        options["fused"] = not config.compile and not (kind is optim.SGD and is_split)
     made: optim.Optimizer = create_optimizer_v2(groups, opt=config.name, lr=config.lr, **options)
     has_momenta = isinstance(made, optim.SGD) and options["fused"] and made.defaults["momentum"]
     return with_momenta(made) if has_momenta else made
-
-
-def _is_unfused(groups: Groups, kind: type[optim.Optimizer]) -> bool:
-    """True if torch has no fused kernel: of SGD for DTensors."""
-    return kind is optim.SGD and any(isinstance(p, DTensor) for p in groups[0]["params"])
 
 
 def with_momenta(optimizer: optim.Optimizer) -> optim.Optimizer:

@@ -303,7 +303,7 @@ def _prune(folder: Path, keep: int) -> None:
     targets = {*map(realpath, (folder / "latest", folder / "best", *kept))}
     for path in paths:
         if realpath(path) not in targets:
-            _remove(_hide(path))
+            _discard(path)
 
 
 def _progress_of(path: Path) -> dict[str, Any] | None:
@@ -336,7 +336,7 @@ def drop_after(folder: Path, path: Path) -> None:
     point(folder / "latest", path)
     paths = _checkpoints(folder)
     for later in paths[paths.index(path) + 1 :]:
-        _remove(_hide(later))
+        _discard(later)
 
 
 def check_folder(folder: Path) -> None:
@@ -373,11 +373,11 @@ def _named(folder: Path) -> list[Path]:
     return sorted(paths, key=lambda path: int(path.name[5:]))
 
 
-def _hide(path: Path) -> Path:
-    """Rename a checkpoint before its removal, so that no half of it has a checkpoint's name."""
+def _discard(path: Path) -> None:
+    """Remove a checkpoint, renamed before, so that no half of it has a checkpoint's name."""
     doomed = part_of(path)
     os.replace(path, doomed)
-    return doomed
+    _remove(doomed)
 
 
 def _remove(path: Path) -> None:
