@@ -70,7 +70,7 @@ OUTSIDE = "list.image-outside-folder"
     ("text", "code", "fields"),
     [
         ("", NO_COLUMN, {"kind": "path", "header": ", line 1, the header"}),
-        ("2.jpg,a\n", NO_COLUMN, {"kind": "path", "names": "'2.jpg', 'a'"}),
+        ("3.jpg,a\n", NO_COLUMN, {"kind": "path", "names": "'3.jpg', 'a'"}),
         ("path,kind\n", NO_COLUMN, {"kind": "label", "header": ", line 1, the header"}),
         ("path,class,target\n", TWICE, {"kind": "label", "names": "'class' and 'target'"}),
         ("path,label,label\n", TWICE, {"kind": "label", "names": "'label' and 'label'"}),
@@ -103,7 +103,6 @@ OUTSIDE = "list.image-outside-folder"
         ),
         ("path,label\n2.jpg,a\nno.jpg,a\n", UNREADABLE, {"line": 3, "image": "no.jpg"}),
         ("path,label\na,x\n", "list.image-not-a-file", {"line": 2, "image": "a"}),
-        ("path,label\na\\1.jpg,x\n", UNREADABLE, {"hint": "; write / for \\"}),
         ("path,label\r2.jpg,x\r", "list.not-csv", {"line": 1}),
         ("path,label\n../x.jpg,a\n", OUTSIDE, {"line": 2, "image": "../x.jpg"}),
         ("path,label\n/etc/hosts,a\n", OUTSIDE, {"line": 2, "image": "/etc/hosts"}),
@@ -333,3 +332,118 @@ def test_every_row_is_read_or_left_out(tmp_path: Path) -> None:
         scan = formats.scan(find_place(location))
         read = sum(len(rows.sizes) for rows in scan.rows)
         assert read + scan.left_out.total == count, f"{seed}: {scan.left_out}"
+
+
+# --- cells that are no paths ---
+
+TREE = ["part_1/a.jpg", "part_2/b.jpg", "part_2/c/d.png", "train/e.jpg", "x/f.jpg", "y/f.jpg"]
+
+
+def images_of(location: str) -> list[tuple[str, str]]:
+    """The image, relative to the list, and the class of each sample."""
+    folder = os.path.dirname(location.partition("#")[0])
+    found = samples(open_index(location))
+    return [(os.path.relpath(path, folder), label) for path, _, label in found]
+
+
+@pytest.mark.parametrize(
+    ("cell", "image"),
+    [
+        ("a", "part_1/a.jpg"),
+        ("a.jpg", "part_1/a.jpg"),
+        ("/data/upload/1/a.jpg", "part_1/a.jpg"),
+        ("train_images/b.jpg", "part_2/b.jpg"),
+        ("gs://bucket/some/c/d.png", "part_2/c/d.png"),
+        ("https://host/c/d.png", "part_2/c/d.png"),
+        (r"C:\data\part_2\b.jpg", "part_2/b.jpg"),
+        ("./c//d", "part_2/c/d.png"),
+        ("z/y/f", "y/f.jpg"),
+        ("/y/f.jpg", "y/f.jpg"),
+    ],
+)
+def test_a_cell_stands_for_the_image_that_ends_in_it(
+    tmp_path: Path, cell: str, image: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_files(tmp_path, TREE)
+    location = write_csv(tmp_path, f"path,label\n{cell},y\n")
+    assert images_of(location) == [(image, "y")]
+    assert f"{cell!r} stands for {image}" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("cell", "code", "fields"),
+    [
+        ("f", "list.ambiguous-image", {"line": 2, "names": "x/f.jpg, y/f.jpg"}),
+        ("z/f.jpg", "list.ambiguous-image", {"image": "z/f.jpg"}),
+        ("a.png", UNREADABLE, {"line": 2, "image": "a.png"}),
+        ("test/e.jpg", UNREADABLE, {"line": 2}),
+        ("../part_1/a.jpg", OUTSIDE, {"line": 2}),
+        ("s3://bucket/g.jpg", "list.image-is-url", {"line": 2}),
+    ],
+)
+def test_a_cell_that_names_no_image_or_several(
+    tmp_path: Path, cell: str, code: str, fields: dict[str, object]
+) -> None:
+    """An image of train would stand for one of the test folder that was not fetched."""
+    write_files(tmp_path, TREE)
+    location = write_csv(tmp_path, f"path,label\n{cell},y\n")
+    with raises(code, path=location, **fields) as caught:
+        open_index(location)
+    if cell == "a.png":
+        assert "part_1/a.jpg" in str(caught.value)
+
+
+def test_a_path_is_no_end_of_another(tmp_path: Path) -> None:
+    write_files(tmp_path, ["f.jpg", "x/f.jpg", "x/x/f.jpg", "g.jpg"])
+    location = write_csv(tmp_path, "path,label\nf.jpg,a\nx/f.jpg,b\ng,c\n")
+    assert images_of(location) == [("f.jpg", "a"), ("x/f.jpg", "b"), ("g.jpg", "c")]
+
+
+def test_two_cells_are_not_one_image(tmp_path: Path) -> None:
+    """Images of two folders, one of which is missing, would be one image."""
+    write_files(tmp_path, TREE)
+    location = write_csv(tmp_path, "path,label\nq/a.jpg,y\nr/a.jpg,y\n")
+    with raises("list.cells-of-one-image", line=3, cell="r/a.jpg", other="q/a.jpg"):
+        open_index(location)
+
+
+def test_links_out_of_the_folder_stay_closed_to_cells(folder: Path, tmp_path: Path) -> None:
+    root = tmp_path / "lists"
+    root.mkdir()
+    (root / "link").symlink_to(folder)
+    (root / "up").symlink_to(tmp_path)
+    with raises("list.link-leaves-folder", line=2):
+        open_index(write_csv(root, "path,label\na/1,dog\n"))
+
+
+@pytest.mark.parametrize("option", ["", "#path=Image Index"])
+def test_the_column_of_the_images_is_named_or_known_by_its_cells(
+    tmp_path: Path, option: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_files(tmp_path, ["part_1/7.jpg", "part_2/8.jpg", "0.jpg"])
+    location = write_csv(tmp_path, "No,Image Index,label\n1,7,0\n2,8.jpg,0\n")
+    assert images_of(location + option) == [("part_1/7.jpg", "0"), ("part_2/8.jpg", "0")]
+    assert ("'Image Index'" in capfd.readouterr().err) is (not option)
+
+
+def test_several_columns_of_images_are_an_error(tmp_path: Path) -> None:
+    write_files(tmp_path, TREE)
+    location = write_csv(tmp_path, "one,other,label\na,b,0\n")
+    with raises("data.several-columns", kind="path", names="'one' and 'other'"):
+        open_index(location)
+    assert images_of(f"{location}#path=other") == [("part_2/b.jpg", "0")]
+    with raises("data.unknown-column", column="third"):
+        open_index(f"{location}#path=third")
+
+
+def test_a_list_that_names_most_images_by_their_paths(tmp_path: Path) -> None:
+    """The cells after the first hundred are looked up one by one only where one is no path."""
+    names = [f"{n:03d}.jpg" for n in range(300)]
+    write_files(tmp_path, [*names, "x/last.jpg"])
+    lines = [f"{name},a" for name in names]
+    location = write_csv(tmp_path, "\n".join(["path,label", *lines[:128], "last,b", *lines[128:]]))
+    assert images_of(location)[128] == ("x/last.jpg", "b")
+    location = write_csv(tmp_path, "\n".join(["path,label", *lines, "last,b"]))
+    with raises(UNREADABLE, line=302) as caught:
+        open_index(location)
+    assert "x/last.jpg" in str(caught.value)

@@ -108,17 +108,7 @@ def find_column(
             at for at, name in enumerate(names) if plain(name) in others or name in also
         ]
     if len(found) > 1:
-        hint = "name one: LOCATION#label=COLUMN" if kind == "label" else "rename one to " + first
-        either = " and ".join(repr(names[at]) for at in found)
-        raise DataError(
-            "data.several-columns",
-            "{path}{header}: {names} can each be the {kind}: {hint}",
-            path=path,
-            header=header,
-            names=either,
-            kind=kind,
-            hint=hint,
-        )
+        raise several_columns(kind, [names[at] for at in found], path, header)
     if wanted is not None and not found:
         hint = did_you_mean(wanted, names)
         raise DataError(
@@ -133,10 +123,32 @@ def find_column(
     return found[0] if found else None
 
 
+def has_column(kind: str, names: Sequence[str]) -> bool:
+    """True if a name is a usual one of a kind of column."""
+    return any(plain(name) in _NAMES[kind].split() for name in names)
+
+
+def several_columns(kind: str, names: Sequence[str], path: str, header: str = "") -> DataError:
+    """The error of a table in which several columns can be the one of a kind."""
+    return DataError(
+        "data.several-columns",
+        "{path}{header}: {names} can each be the {kind}: {hint}",
+        path=path,
+        header=header,
+        names=" and ".join(map(repr, names)),
+        kind=kind,
+        hint=_hint(kind) or f"rename one to {_NAMES[kind].split()[0]}",
+    )
+
+
+def _hint(kind: str) -> str:
+    return f"name one: LOCATION#{kind}=COLUMN" if kind in ("label", "path") else ""
+
+
 def missing(kind: str, names: Sequence[str], path: str, header: str = "") -> DataError:
     """The error of a table without a kind of column; it names the usual ones, and those there."""
     *usual, last = _NAMES[kind].split()
-    hint = "; or name one: LOCATION#label=COLUMN" if kind == "label" else ""
+    hint = _hint(kind)
     return DataError(
         "data.no-column",
         "{path}{header}: has no column of the {kind} ({usual} or {last}), but {names}{hint}",
@@ -146,7 +158,7 @@ def missing(kind: str, names: Sequence[str], path: str, header: str = "") -> Dat
         usual=", ".join(usual),
         last=last,
         names=_listed(names),
-        hint=hint,
+        hint=hint and f"; or {hint}",
     )
 
 

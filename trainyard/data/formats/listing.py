@@ -1,13 +1,14 @@
-"""A list of image files: CSV with a header, with `path`, `label` and maybe `split`.
+"""A list of image files: a row for each image, with its path, its label and maybe its split.
 
-Columns may have other usual names, see `columns.py`; further ones are told. Paths are relative
-to the list's folder, or to FOLDER in `LIST#root=FOLDER`, and stay in it, links followed. Classes
-are the sorted labels, and samples come in the list's order.
+A header names the columns, see `columns.py`; without one they have numbers, from 1, and the cells
+tell which of them names the images. A cell is a path relative to the list's folder, or to FOLDER in
+`LIST#root=FOLDER`, or stands for the image below it whose path ends so, see `cells.py`. Images stay
+in the folder, links followed. Classes are the sorted labels, or the folders of the images where a
+list has no labels. Samples come in the list's order.
 
 `labels` instead of `label` has any number of labels for each image, also none, separated by "|".
 """
 
-import csv
 import os
 import re
 from array import array
@@ -15,19 +16,23 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from itertools import chain, islice
-from stat import S_ISREG
+from stat import S_ISLNK, S_ISREG
 from typing import NamedTuple
 
+from trainyard.data.formats.cells import Images, parts_of
 from trainyard.data.formats.columns import (
     LISTS,
     Unread,
     find_column,
     find_split,
+    has_column,
     missing,
     plain,
+    several_columns,
     split_of_cell,
 )
 from trainyard.data.formats.left_out import LeftOut
+from trainyard.data.formats.list_text import HEAD, Table
 from trainyard.data.formats.scan import FileRows, Scan, num_threads, several
 from trainyard.data.formats.split_names import rest_of
 from trainyard.data.storage.location import ResolvedLocation
@@ -35,14 +40,15 @@ from trainyard.data.storage.manifest import is_inside
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 from trainyard.hints import did_you_mean
+from trainyard.printable import print_line
 
-OPTIONS = ("label", "root", "split")
-SUFFIXES = (".csv", ".tsv")
-_DELIMITERS = ",;\t"  # the one that the header has most often outside of quotes; else the comma
-_QUOTED = re.compile('"[^"]*"')
+OPTIONS = ("path", "label", "root", "split")
+SUFFIXES = (".csv", ".tsv", ".txt", ".lst")
 _BETWEEN = "|"  # labels in a cell
-_HEADER = ", line 1, the header"
-_CHUNK = 4096  # files whose sizes are asked for at once
+_CHUNK = 256  # images that a thread looks at in a row
+_SURE, _EACH = 100, 64  # the first rows, and each n-th one, are looked up before all others
+_ODD = re.compile(r"^[/.]|//|/\.|[:\0]|/$")  # of a cell that may be no plain path
+_NAMED = 3  # images that a message names
 _DUPLICATE = "rows of an image that has a row already"
 
 
@@ -50,44 +56,51 @@ class _Row(NamedTuple):
     line: int
     path: str  # relative to the list's folder
     labels: list[str]
-    has_list: bool  # True for any number of labels
-    split: str | None  # None without a column of splits, "" for a cell that names none
-    cell: str  # of the column of splits
+    split: str | None  # None without a column of splits
+    cell: str  # of the image
 
 
 def recognises(place: ResolvedLocation) -> bool:
     """True if a location is a single file with the suffix of a list."""
-    return not place.is_folder and len(place.names) == 1 and _suffix(place) in SUFFIXES
+    return (
+        not place.is_folder and len(place.names) == 1 and place.names[0].lower().endswith(SUFFIXES)
+    )
 
 
 def scan(place: ResolvedLocation) -> Scan:
     """The samples of a list. DataError for a wrong line, and for a missing image."""
-    folders, labels, hashes, left_out = set(), set(), array("q"), LeftOut()
-    for row in _rows(place, left_out):
-        hashes.append(hash(row.path))
-        folders.add(os.path.dirname(row.path) or ".")
-        labels.update(row.labels)
-    names = sorted(labels)
-    numbers = {name: number for number, name in enumerate(names)}
-    again = _duplicates(place, hashes)
+    rows = _List(place)
+    survey = rows.survey()
+    rows.tell(survey)
+    again = _duplicates(rows, survey.hashes)
     for row in again.values():
-        left_out.add(_DUPLICATE, f"{_list_path(place)}, line {row.line}")
+        survey.left_out.add(_DUPLICATE, f"{rows.path}, line {row.line}")
+    name_of = rows.class_names(survey.labels)
+    classes = sorted({*name_of.values()})
+    number_of = {name: number for number, name in enumerate(classes)}
     return Scan(
         place=place,
         format="list",
-        classes=names,
-        watched=(*place.names, *sorted(folders)),  # an image that is replaced changes its folder
-        rows=_file_rows(place, numbers, again.keys()),
-        left_out=left_out,
+        classes=classes,
+        # An image that is replaced changes its folder.
+        watched=(*place.names, *sorted(survey.folders)),
+        rows=_file_rows(rows, {key: number_of[name_of[key]] for key in name_of}, again.keys()),
+        left_out=survey.left_out,
     )
 
 
 def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
     """The splits that a list names; empty if it has no column of splits."""
-    return tuple(dict.fromkeys(row.split for row in _rows(place) if row.split))
+    path, wanted = _list_path(place), place.options.get("split", "none")
+    table = Table(path, lambda cells: wanted.isdigit() and wanted not in cells)
+    wanted_or_none = place.options.get("split")
+    at = find_split(table.names, path, header=table.header, wanted=wanted_or_none)
+    cells = dict.fromkeys(row[at].strip() for _, row in table.rows()) if at is not None else ()
+    splits = (split_of_cell(table.names[at or 0], cell) for cell in cells)
+    return tuple(dict.fromkeys(split for split in splits if split))
 
 
-def _duplicates(place: ResolvedLocation, hashes: "array[int]") -> dict[int, _Row]:
+def _duplicates(rows: "_List", hashes: "array[int]") -> dict[int, _Row]:
     """The rows, by number, that repeat an earlier one. DataError if they contradict it.
 
     Hashes of all paths find the few candidates, so that a long list needs no table of its paths.
@@ -95,30 +108,50 @@ def _duplicates(place: ResolvedLocation, hashes: "array[int]") -> dict[int, _Row
     twice = several(hashes)
     first: dict[str, _Row] = {}
     again = {}
-    for number, row in enumerate(_rows(place) if twice else ()):
+    for number, row in enumerate(rows.rows() if twice else ()):
         known = first.setdefault(row.path, row) if hash(row.path) in twice else row
         if known is row:
             continue
+        if rows.images.is_searched and parts_of(row.cell) != parts_of(known.cell):
+            raise DataError(
+                "list.cells-of-one-image",
+                "{path}, line {line}: {cell!r} stands for {image}, as {other!r} does in line "
+                "{other_line}: fetch the missing image, or write the paths of both",
+                path=rows.path,
+                line=row.line,
+                cell=row.cell,
+                image=row.path,
+                other=known.cell,
+                other_line=known.line,
+            )
         if ({*known.labels}, known.split) != ({*row.labels}, row.split):
-            hint = "" if row.has_list else f"; several labels go into a column {LISTS}, as in a|b"
+            hint = f"; several labels go into a column {LISTS}, as in a|b"
             raise DataError(
                 "list.image-contradicted",
                 "{path}, line {line}: {image}: is {value} here and {other} in line {other_line}: "
                 "leave one out{hint}",
-                path=_list_path(place),
+                path=rows.path,
                 line=row.line,
                 image=row.path,
                 value=_about(row),
                 other=_about(known),
                 other_line=known.line,
-                hint=hint,
+                hint="" if rows.has_list else hint,
             )
         again[number] = row
     return again
 
 
 def _list_path(place: ResolvedLocation) -> str:
-    return place.path(place.names[0])
+    path = place.path(place.names[0])
+    if is_remote(path):
+        raise DataError(
+            "list.not-local",
+            "{path}: a list of images is read from a local file: download it with its images, or "
+            "pack them (`trainyard data pack`) and serve the shards",
+            path=path,
+        )
+    return path
 
 
 def _about(row: _Row) -> str:
@@ -127,46 +160,52 @@ def _about(row: _Row) -> str:
 
 
 def _file_rows(
-    place: ResolvedLocation, label_of: dict[str, int], left_out: Container[int]
+    rows: "_List", label_of: dict[str, int], left_out: Container[int]
 ) -> Iterator[FileRows]:
     """The images of the list, without the rows that are left out."""
-    rows = (row for number, row in enumerate(_rows(place)) if number not in left_out)
-    size_of = partial(_size, place, cache(os.path.realpath))
-    with ThreadPoolExecutor(num_threads(place)) as pool:
-        while chunk := list(islice(rows, _CHUNK)):
-            for row, size in zip(chunk, pool.map(size_of, chunk), strict=True):
+    kept = (row for number, row in enumerate(rows.rows()) if number not in left_out)
+    sizes_of = partial(_sizes, rows, cache(os.path.realpath))
+    threads = num_threads(rows.place)
+    with ThreadPoolExecutor(threads) as pool:
+        while some := list(islice(kept, threads * _CHUNK)):
+            chunks = [some[first : first + _CHUNK] for first in range(0, len(some), _CHUNK)]
+            sizes = chain.from_iterable(pool.map(sizes_of, chunks))
+            for row, size in zip(some, sizes, strict=True):
                 labels = [label_of[label] for label in row.labels]
-                counts = [len(labels)] if row.has_list else None
+                counts = [len(labels)] if rows.has_list else None
                 yield FileRows(row.path, [0], [size], labels, row.split or "", counts=counts)
 
 
-def _size(place: ResolvedLocation, real_path: Callable[[str], str], row: _Row) -> int:
+def _sizes(rows: "_List", real_path: Callable[[str], str], some: Sequence[_Row]) -> list[int]:
+    return [_size(rows, real_path, row) for row in some]
+
+
+def _size(rows: "_List", real_path: Callable[[str], str], row: _Row) -> int:
     """Bytes of an image. DataError if it is no file, or a link leads out of the folder."""
-    path = place.path(row.path)
+    path = rows.place.path(row.path)
     try:
-        stat = os.stat(path)
-        is_link = os.path.islink(path)
+        stat = os.lstat(path)
+        if is_link := S_ISLNK(stat.st_mode):
+            stat = os.stat(path)
     except OSError as error:
-        shown = os.path.abspath(path) if row.path.startswith("..") else row.path
-        hint = "; write / for \\" if "\\" in row.path else ""
         raise DataError(
             "list.unreadable-image",
             "{path}, line {line}: {image}: {reason}{hint}",
-            path=_list_path(place),
+            path=rows.path,
             line=row.line,
-            image=shown,
+            image=os.path.abspath(path) if row.path.startswith("..") else row.path,
             reason=error.strerror,
-            hint=hint,
+            hint=rows.hint(row.cell),
         ) from None
     if not S_ISREG(stat.st_mode):
         raise DataError(
             "list.image-not-a-file",
             "{path}, line {line}: {image}: is not a file",
-            path=_list_path(place),
+            path=rows.path,
             line=row.line,
             image=row.path,
         )
-    folder = real_path(_root(place))
+    folder = real_path(rows.root)
     real = os.path.realpath(path) if is_link else real_path(os.path.dirname(path))
     if not os.path.join(real, "").startswith(os.path.join(folder, "")):
         raise DataError(
@@ -174,208 +213,279 @@ def _size(place: ResolvedLocation, real_path: Callable[[str], str], row: _Row) -
             "{path}, line {line}: {image}: links lead to {target}, outside of {folder}: name a "
             "folder that holds all images, and that relative paths start from: "
             "{location}#root=FOLDER",
-            path=_list_path(place),
+            path=rows.path,
             line=row.line,
             image=row.path,
             target=real,
-            folder=_root(place),
-            location=place.location,
+            folder=rows.root,
+            location=rows.place.location,
         )
     return stat.st_size
 
 
-# --- the lines ---
+# --- the columns and the lines ---
 
 
-def _suffix(place: ResolvedLocation) -> str:
-    return os.path.splitext(place.names[0])[1].lower()
+class _Survey:
+    """What one pass over the rows tells of all of them."""
+
+    def __init__(self) -> None:
+        self.hashes, self.left_out = array("q"), LeftOut()
+        self.folders, self.labels = set[str](), set[str]()
+        self.searched: _Row | None = None
+        """The first row whose cell stands for an image of another path."""
 
 
-def _root(place: ResolvedLocation) -> str:
-    """The absolute path of the folder that holds the images; the option is relative to the list."""
-    return os.path.abspath(os.path.join(place.root, place.options.get("root", "")))
+class _List:
+    """The columns of a list, its rows, and the images that its cells name."""
 
+    def __init__(self, place: ResolvedLocation) -> None:
+        self.place, self.path = place, _list_path(place)
+        # The absolute path of the folder that holds the images; the option is relative to the list.
+        self.root = os.path.abspath(os.path.join(place.root, place.options.get("root", "")))
+        self.images = Images(self.root)
+        self.table = Table(self.path, self._is_row)
+        names, header, options = self.table.names, self.table.header, place.options
+        find = partial(find_column, names=names, path=self.path, header=header)
+        self.divider = find_split(names, self.path, header=header, wanted=options.get("split"))
+        label = find("label", wanted=options.get("label"))
+        image = find("path", wanted=options.get("path"))
+        self.is_guessed = image is None
+        self.image = self._column_of_images(label) if image is None else image
+        self.label = self._other_column() if label is None else label
+        """The column of the labels; None if the folder of an image is its class."""
+        self.has_list = self.label is not None and plain(names[self.label]) == LISTS
 
-class _Columns(NamedTuple):
-    """The positions of the columns that are read."""
+    def _is_row(self, cells: Sequence[str]) -> bool:
+        """True if cells name an image, and are no header."""
+        options = self.place.options
+        wanted = {options[name] for name in ("path", "label", "split") if name in options}
+        is_header = has_column("path", cells) or not all(map(str.isdigit, wanted & {*cells}))
+        return not is_header and any(map(self._is_image, map(str.strip, cells)))
 
-    path: int
-    label: int
-    split: int | None
-    has_list: bool
+    def _is_image(self, cell: str) -> bool:
+        return self.images.is_path(cell) or bool(self.images.named(cell))
 
-    @property
-    def read(self) -> tuple[int | None, ...]:
-        return self.path, self.label, self.split
+    def _column_of_images(self, label: int | None) -> int:
+        """The column whose cells are images. DataError if none is, or several are."""
+        names, head = self.table.names, [cells for _, cells in islice(self.table.rows(), HEAD)]
+        found = list[int]()
+        for at in range(len(names) if head else 0):
+            cells = [row[at].strip() for row in head]
+            is_free = at not in (label, self.divider)
+            if is_free and len({*cells}) == len(cells) and all(map(self._is_image, cells)):
+                found.append(at)
+        if len(found) == 1:
+            return found[0]
+        if found:
+            either = [names[at] for at in found]
+            raise several_columns("path", either, self.path, self.table.header)
+        raise missing("path", names, self.path, self.table.header)
 
+    def _other_column(self) -> int | None:
+        """The column of the labels in a list without a header; None if there is no other column.
 
-def _columns(names: Sequence[str], place: ResolvedLocation) -> _Columns:
-    """DataError if several columns can be meant, or none."""
-    list_path, options = _list_path(place), place.options
-    find = partial(find_column, names=names, path=list_path, header=_HEADER)
-    path, label = find("path"), find("label", wanted=options.get("label"))
-    split = find_split(names, list_path, header=_HEADER, wanted=options.get("split"))
-    if path is None or label is None:
-        raise missing("path" if path is None else "label", names, list_path, _HEADER)
-    return _Columns(path, label, split, plain(names[label]) == LISTS)
+        Whole numbers before the images, each another, are the numbers of the rows.
+        """
+        names, header = self.table.names, self.table.header
+        if self.table.has_header:
+            raise missing("label", names, self.path, header)
+        others = [at for at in range(len(names)) if at not in (self.image, self.divider)]
+        for at in [at for at in others if at < self.image]:
+            cells = [row[at].strip() for _, row in islice(self.table.rows(), HEAD)]
+            if len({*cells}) == len(cells) > 1 and all(map(str.isdigit, cells)):
+                others.remove(at)
+        if others[1:]:
+            raise several_columns("label", [names[at] for at in others], self.path, header)
+        return others[0] if others else None
 
-
-def _rows(place: ResolvedLocation, left_out: LeftOut | None = None) -> Iterator[_Row]:
-    """The rows, checked one by one; adds to `left_out` the columns that are not read."""
-    path = _list_path(place)
-    if is_remote(path):
-        raise DataError(
-            "list.not-local",
-            "{path}: a list of images is read from a local file: download it with its images, or "
-            "pack them (`trainyard data pack`) and serve the shards",
-            path=path,
-        )
-    inside = os.path.join(_root(place), "")
-    here = os.path.join(os.path.abspath(place.root), "")
-    real_here = os.path.realpath(here)  # `..` is the folder above this one, whatever links to it
-    kinds: dict[str, str] = {}
-    for row in _csv_rows(place, left_out):
-        if not row.path or "" in row.labels or (row.split == "" and not row.cell):
-            label = "one of its labels" if row.has_list else "its label"
-            empty = "its path" if not row.path else label if "" in row.labels else "its split"
+    def survey(self) -> _Survey:
+        """One pass over the rows. DataError for a wrong line, and for a column of splits unread."""
+        survey = _Survey()
+        unread = Unread(self.table.names, (self.image, self.label, self.divider))
+        survey.left_out.update(unread.left_out)
+        is_divided = self.divider is not None or "split" in self.place.options
+        was_searched = self.images.is_searched
+        for row in self.rows((lambda _: None) if is_divided else unread.see):
+            if was_searched and not survey.searched and row.path != row.cell:
+                survey.searched = row
+            survey.hashes.append(hash(row.path))
+            survey.folders.add(os.path.dirname(row.path) or ".")
+            survey.labels.update(row.labels)
+        if self.images.is_searched and not was_searched:
+            return self.survey()
+        if not is_divided and (found := unread.divided()):
             raise DataError(
-                "list.empty-cell",
-                "{path}, line {line}: {name} is empty",
-                path=path,
-                line=row.line,
-                name=empty,
+                "list.unread-split",
+                "{path}: its column {column!r} looks like a split ({values}): "
+                "'{location}#split={column}' takes it as one, '{location}#split=none' passes over "
+                "it",
+                path=self.path,
+                column=found[0],
+                values=found[1],
+                location=self.place.location + self.place.option_text,
             )
-        full = os.path.normpath(os.path.join(inside, row.path))
-        if "://" in row.path:
+        return survey
+
+    def class_names(self, labels: set[str]) -> dict[str, str]:
+        """The name of the class of each label: of folders, the path below the one above them."""
+        if self.label is not None:
+            return dict(zip(labels, labels, strict=True))
+        folders = {label: os.path.abspath(self.place.path(label)) for label in labels}
+        above = os.path.commonpath(folders.values()) if folders else ""
+        top = os.path.dirname(above) if above in folders.values() else above
+        return {label: os.path.relpath(folder, top) for label, folder in folders.items()}
+
+    def tell(self, survey: _Survey) -> None:
+        """Print what the cells told of the columns and of the images."""
+        names, label = self.table.names, self.label
+        if not self.table.has_header:
+            rest = "its folder is the class" if label is None else f"{names[label]} the label"
+            print_line(
+                f"{self.path}: has no header: column {names[self.image]} is the image, {rest}"
+            )
+        elif self.is_guessed:
+            print_line(f"{self.path}: its column {names[self.image]!r} names the images")
+        if row := survey.searched:
+            print_line(f"{self.path}, line {row.line}: {row.cell!r} stands for {row.path}")
+
+    def hint(self, cell: str) -> str:
+        """What a missing image may be, for a message."""
+        if known := self.images.alike(cell):
+            return f"; {self.root} holds {_listed(known)}"
+        location = f"{self.place.location}{self.place.option_text}"
+        return f"; {self.root} holds no image of this name: {location}#root=FOLDER names another"
+
+    def rows(self, see: Callable[[Sequence[str]], None] | None = None) -> Iterator[_Row]:
+        """The rows, checked one by one.
+
+        `see` is called with the cells of each; the rows then end at a cell that is no path, as the
+        images have to be searched.
+        """
+        inside = os.path.join(self.root, "")
+        here = os.path.join(os.path.abspath(self.place.root), "")
+        is_here, searches = inside == here, self.images.is_searched
+        kinds: dict[str, str] = {}
+        for number, (line, cells) in enumerate(self.table.rows()):
+            cell = path = cells[self.image].strip()
+            if see is not None:
+                see(cells)
+                is_odd = _ODD.search(cell) and not cell.startswith(inside)
+                is_looked_up = number < _SURE or number % _EACH == 0 or is_odd
+                if cell and is_looked_up and not (searches or self.images.is_path(cell)):
+                    self.images.is_searched = True
+                    return
+            labels = [] if self.label is None else self._labels(cells[self.label].strip())
+            split = None
+            if self.divider is not None:
+                split = self._split(line, cells[self.divider].strip(), kinds)
+            if not cell or "" in labels:
+                label = "one of its labels" if self.has_list else "its label"
+                raise self._is_empty(line, label if cell else "its path")
+            if searches:
+                path = self._found(line, cell)
+            if not is_here or _ODD.search(path):
+                path = self._from_here(line, path, inside, here)
+            if self.label is None:
+                labels = [os.path.dirname(path)]
+            yield _Row(line, path, labels, split, cell)
+
+    def _labels(self, cell: str) -> list[str]:
+        if not self.has_list:
+            return [cell]
+        return [part.strip() for part in cell.split(_BETWEEN)] if cell else []
+
+    def _is_empty(self, line: int, name: str) -> DataError:
+        return DataError(
+            "list.empty-cell",
+            "{path}, line {line}: {name} is empty",
+            path=self.path,
+            line=line,
+            name=name,
+        )
+
+    def _found(self, line: int, cell: str) -> str:
+        """The path below the root of the image that a cell stands for, or the cell as a path.
+
+        DataError if it can stand for several images.
+        """
+        if ".." in parts_of(cell) or (cell.startswith("/") and os.path.lexists(cell)):
+            return cell
+        found = self.images.named(cell)
+        if found[1:] and not self.images.is_path(cell):
+            raise DataError(
+                "list.ambiguous-image",
+                "{path}, line {line}: {image!r} can each be {names}: write more of its path, or "
+                "name the folder of the images: {location}#root=FOLDER",
+                path=self.path,
+                line=line,
+                image=cell,
+                names=_listed(found),
+                location=f"{self.place.location}{self.place.option_text}",
+            )
+        return found[0] if len(found) == 1 else cell
+
+    def _from_here(self, line: int, cell: str, inside: str, here: str) -> str:
+        """A path below the root, relative to the list's folder. DataError if it is outside."""
+        full = os.path.normpath(os.path.join(inside, cell))
+        if "://" in cell:
             raise DataError(
                 "list.image-is-url",
                 "{path}, line {line}: {image!r} is a URL: download the images",
-                path=path,
-                line=row.line,
-                image=row.path,
+                path=self.path,
+                line=line,
+                image=cell,
             )
         if not is_inside(full.removeprefix(inside)):
             raise DataError(
                 "list.image-outside-folder",
                 "{path}, line {line}: {image!r} lies outside of {folder}: name a folder that "
                 "holds all images, and that relative paths start from: {location}#root=FOLDER",
-                path=path,
-                line=row.line,
-                image=row.path,
-                folder=_root(place),
-                location=place.location,
+                path=self.path,
+                line=line,
+                image=cell,
+                folder=self.root,
+                location=self.place.location,
             )
-        is_here = full.startswith(here)
-        name = full[len(here) :] if is_here else os.path.relpath(full, real_here)
-        if row.split is not None:
-            _check_split(path, row, kinds)
-        yield row._replace(path=name)
+        if full.startswith(here):
+            return full[len(here) :]
+        # `..` is the folder above this one, whatever links to it.
+        return os.path.relpath(full, os.path.realpath(here))
+
+    def _split(self, line: int, cell: str, kinds: dict[str, str]) -> str:
+        """The split that a cell names. DataError if none, or one that another kind of cell names.
+
+        `kinds`: the first cell of each split.
+        """
+        split = split_of_cell(self.table.names[self.divider or 0], cell)
+        if not cell:
+            raise self._is_empty(line, "its split")
+        if not split:
+            hint = did_you_mean(cell, ("train", "val", "test", "training", "validation"))
+            raise DataError(
+                "list.unknown-split",
+                "{path}, line {line}: its split is {split!r}, none of train, val and test{hint}",
+                path=self.path,
+                line=line,
+                split=cell,
+                hint=hint,
+            )
+        first = kinds.setdefault(split, cell)
+        if first != cell and rest_of(first) != rest_of(cell):
+            raise DataError(
+                "list.split-of-two-kinds",
+                "{path}, line {line}: its split is {value!r}, and {other!r} before it is {split} "
+                "too: give one of them another name, or leave its rows out",
+                path=self.path,
+                line=line,
+                value=cell,
+                other=first,
+                split=split,
+            )
+        return split
 
 
-def _check_split(path: str, row: _Row, kinds: dict[str, str]) -> None:
-    """DataError for a cell that names no split, or one that another kind of cell names too.
-
-    `kinds`: the first cell of each split.
-    """
-    if not row.split:
-        hint = did_you_mean(row.cell, ("train", "val", "test", "training", "validation"))
-        raise DataError(
-            "list.unknown-split",
-            "{path}, line {line}: its split is {split!r}, none of train, val and test{hint}",
-            path=path,
-            line=row.line,
-            split=row.cell,
-            hint=hint,
-        )
-    first = kinds.setdefault(row.split, row.cell)
-    if rest_of(first) != rest_of(row.cell):
-        raise DataError(
-            "list.split-of-two-kinds",
-            "{path}, line {line}: its split is {value!r}, and {other!r} before it is {split} too: "
-            "give one of them another name, or leave its rows out",
-            path=path,
-            line=row.line,
-            value=row.cell,
-            other=first,
-            split=row.split,
-        )
-
-
-def _text_lines(path: str) -> Iterator[str]:
-    """The lines of a file with their ends; DataError names the first that is not UTF-8."""
-    try:
-        with open(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
-                try:
-                    yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError:
-                    raise DataError(
-                        "list.not-utf8",
-                        "{path}, line {line}: is not UTF-8: save the list as UTF-8",
-                        path=path,
-                        line=number,
-                    ) from None
-    except OSError as error:
-        raise DataError("file.unreadable", path=path, reason=error.strerror) from None
-
-
-def _csv_rows(place: ResolvedLocation, left_out: LeftOut | None) -> Iterator[_Row]:
-    path = _list_path(place)
-    lines = _text_lines(path)
-    first = next(lines, "")
-    delimiter = max(_DELIMITERS, key=_QUOTED.sub("", first).count)
-    reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
-    try:
-        names = next(reader, [])
-        columns = _columns(names, place)
-        unread = Unread(names, columns.read)
-        if left_out is not None:
-            left_out.update(unread.left_out)
-        is_divided = columns.split is not None or "split" in place.options
-        for cells in reader:
-            if not any(cell.strip() for cell in cells):
-                continue  # a blank line, or the empty row of a spreadsheet
-            if len(cells) != len(names):
-                raise DataError(
-                    "list.wrong-cell-count",
-                    "{path}, line {line}: has {num_cells} cells, and the header {num_columns}: "
-                    "put quotes around a text with {delimiter!r} in it",
-                    path=path,
-                    line=reader.line_num,
-                    num_cells=len(cells),
-                    num_columns=len(names),
-                    delimiter=reader.dialect.delimiter,
-                )
-            if not is_divided:
-                unread.see(cells)
-            yield _row(reader.line_num, columns, cells, names)
-    except csv.Error as error:
-        raise DataError(
-            "list.not-csv",
-            "{path}, line {line}: is not CSV ({reason})",
-            path=path,
-            line=reader.line_num,
-            reason=str(error),
-        ) from None
-    if not is_divided and (found := unread.divided()):
-        location = place.location + place.option_text
-        raise DataError(
-            "list.unread-split",
-            "{path}: its column {column!r} looks like a split ({values}): "
-            "'{location}#split={column}' takes it as one, '{location}#split=none' passes over it",
-            path=path,
-            column=found[0],
-            values=found[1],
-            location=location,
-        )
-
-
-def _row(line: int, columns: _Columns, cells: Sequence[str], names: Sequence[str]) -> _Row:
-    label, split, cell = cells[columns.label].strip(), None, ""
-    labels = [label]
-    if columns.has_list:
-        labels = [part.strip() for part in label.split(_BETWEEN)] if label else []
-    if columns.split is not None:
-        cell = cells[columns.split].strip()
-        split = split_of_cell(names[columns.split], cell)
-    return _Row(line, cells[columns.path].strip(), labels, columns.has_list, split, cell)
+def _listed(found: Sequence[str]) -> str:
+    paths = sorted(found)
+    more = f" and {len(paths) - _NAMED:,} more" if paths[_NAMED:] else ""
+    return ", ".join(paths[:_NAMED]) + more

@@ -1,0 +1,114 @@
+"""The text of a list of images as rows of cells: CSV and its relatives, with a header or without.
+
+Text is UTF-8, or UTF-16 with its mark. Commas, semicolons or tabs separate cells; in `.txt` and
+`.lst` also blanks.
+"""
+
+import codecs
+import csv
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+
+from trainyard.errors import DataError
+
+HEAD = 1000
+"""Rows that a decision about the columns looks at."""
+_BLANK_SUFFIXES = (".txt", ".lst")
+_DELIMITERS = ",;\t"  # the one that the first line has most often outside of quotes
+_QUOTED = re.compile('"[^"]*"')
+
+Row = tuple[int, list[str]]
+"""The number of a line, from 1, and its cells."""
+
+
+class Table:
+    """The rows of a file; DataError for one that is no text or has another number of cells.
+
+    `is_row` is True for cells that name an image: as the first ones they are no header.
+    """
+
+    def __init__(self, path: str, is_row: Callable[[Sequence[str]], bool]) -> None:
+        self.path = path
+        first = next(_text_lines(path), "")
+        bare = _QUOTED.sub("", first)
+        self._delimiter = max(_DELIMITERS, key=bare.count)
+        is_blank = path.lower().endswith(_BLANK_SUFFIXES) and self._delimiter not in bare
+        self._splits: int | None = None
+        """The most cuts at blanks, -1 for any number; None for CSV."""
+        if is_blank:
+            self._splits = 0 if is_row([first.strip()]) else -1
+            if self._splits and len({len(cells) for _, cells in islice(self._cells(), HEAD)}) > 1:
+                self._splits = 1  # the rest of a line is one text
+        _, cells = next(self._cells(), (1, []))
+        self.has_header = not (cells and is_row(cells))
+        self.names = cells if self.has_header else [str(n + 1) for n in range(len(cells))]
+        """The names of the columns; their numbers, from 1, without a header."""
+
+    @property
+    def header(self) -> str:
+        """Where the names of the columns stand, for a message."""
+        return ", line 1, the header" if self.has_header else ", columns by number"
+
+    def rows(self) -> Iterator[Row]:
+        """All rows but the header."""
+        for line, cells in islice(self._cells(), int(self.has_header), None):
+            if len(cells) != len(self.names):
+                raise DataError(
+                    "list.wrong-cell-count",
+                    "{path}, line {line}: has {num_cells} cells, and the {first} {num_columns}: "
+                    "put quotes around a text with {delimiter!r} in it",
+                    path=self.path,
+                    line=line,
+                    num_cells=len(cells),
+                    first="header" if self.has_header else "first line",
+                    num_columns=len(self.names),
+                    delimiter=self._delimiter if self._splits is None else " ",
+                )
+            yield line, cells
+
+    def _cells(self) -> Iterator[Row]:
+        lines = _text_lines(self.path)
+        if self._splits is not None:
+            for number, text in enumerate(lines, start=1):
+                if cells := text.strip().split(None, self._splits) if self._splits else [text]:
+                    yield number, cells
+            return
+        reader = csv.reader(lines, delimiter=self._delimiter, strict=True)
+        try:
+            for cells in reader:
+                if any(map(str.strip, cells)):  # else a blank line, or a spreadsheet's empty row
+                    yield reader.line_num, cells
+        except csv.Error as error:
+            raise DataError(
+                "list.not-csv",
+                "{path}, line {line}: is not CSV ({reason})",
+                path=self.path,
+                line=reader.line_num,
+                reason=str(error),
+            ) from None
+
+
+def _text_lines(path: str) -> Iterator[str]:
+    """The lines of a file with their ends; DataError names the first that is not UTF-8."""
+    try:
+        with open(path, "rb") as file:
+            first = file.readline()
+            if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                with open(path, encoding="utf-16", newline="") as text:
+                    yield from text
+                return
+            for number, line in enumerate(chain([first] if first else [], file), start=1):
+                try:
+                    yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError:
+                    raise DataError(
+                        "list.not-utf8",
+                        "{path}, line {line}: is not UTF-8: save the list as UTF-8",
+                        path=path,
+                        line=number,
+                    ) from None
+    except UnicodeError as error:
+        raise DataError("file.unreadable", path=path, reason=str(error)) from None
+    except OSError as error:
+        raise DataError("file.unreadable", path=path, reason=error.strerror) from None
