@@ -14,6 +14,7 @@ from tests.errors import raises
 from trainyard.data import formats
 from trainyard.data.formats.left_out import COLUMNS
 from trainyard.data.index.build import open_index
+from trainyard.data.index.label_space import name_remarks
 from trainyard.data.index.merge import merged_splits
 from trainyard.data.index.splits import find_splits, split_remarks
 from trainyard.data.index.table import Index
@@ -79,8 +80,8 @@ OUTSIDE = "list.image-outside-folder"
         ("path,label\n2.jpg,a,b\n", CELLS, {"line": 2, "num_cells": 3, "delimiter": ","}),
         ("path;label\n2.jpg;a;b\n", CELLS, {"line": 2, "num_cells": 3, "delimiter": ";"}),
         ("path,label\n  ,a\n", EMPTY, {"line": 2, "name": "its path"}),
-        ("path,label\n2.jpg, \n", EMPTY, {"line": 2, "name": "its label"}),
-        ("path,label\n2.jpg,\n", EMPTY, {"line": 2, "name": "its label"}),
+        ("path,label\n2.jpg, \n", "list.no-label", {"line": 2}),
+        ("path,label\n2.jpg,\n", "list.no-label", {"line": 2}),
         ("path,label,split\n2.jpg,a,\n", EMPTY, {"line": 2, "name": "its split"}),
         ("path,labels\n2.jpg,a||b\n", EMPTY, {"line": 2, "name": "one of its labels"}),
         ("path,label,split\n2.jpg,a,trian\n", SPLIT, {"line": 2, "split": "trian"}),
@@ -447,3 +448,54 @@ def test_a_list_that_names_most_images_by_their_paths(tmp_path: Path) -> None:
     with raises(UNREADABLE, line=302) as caught:
         open_index(location)
     assert "x/last.jpg" in str(caught.value)
+
+
+# --- labels ---
+
+
+def label_lists(location: str) -> list[list[str]]:
+    index = open_index(location)
+    assert index.lists is not None
+    return [[index.classes[n] for n in index.lists.of(row)] for row in index.label.tolist()]
+
+
+ONE_HOT = "path,cat, dog ,sick\n2.jpg,1,0,\na/1.jpg,-1,True,0\né.png,0.0,no,1.0\n"
+
+
+def test_a_column_for_each_class(folder: Path) -> None:
+    location = write_csv(folder, ONE_HOT) + "#label=cat,dog,sick"
+    index = open_index(location)
+    assert [label for *_, label in samples(index)] == ["cat", "dog", "sick"]
+    assert (index.classes, index.lists) == (("cat", "dog", "sick"), None)
+    write_csv(folder, ONE_HOT + '"a/b, c.jpg",1,1,0\n')
+    assert label_lists(location) == [["cat"], ["dog"], ["sick"], ["cat", "dog"]]
+    write_csv(folder, ONE_HOT + '"a/b, c.jpg",1,2,0\n')
+    with raises("list.not-a-flag", line=5, value="2", column=" dog "):
+        open_index(location)
+    with raises("data.unknown-column", column="cow"):
+        open_index(location + ",cow")
+    with raises("list.between-of-columns"):
+        open_index(f"{location}#between=;")
+
+
+def test_rows_without_a_label(folder: Path) -> None:
+    location = write_csv(folder, ONE_HOT + '"a/b, c.jpg",0,0,0\n') + "#label=cat,dog,sick"
+    with raises("list.no-label", line=5, location=location):
+        open_index(location)
+    own = open_index(f"{location}#unlabelled=healthy")
+    assert [label for *_, label in samples(own)] == ["cat", "dog", "sick", "healthy"]
+    without = open_index(f"{location}#unlabelled=none")
+    assert (len(without), without.left_out.kinds["rows without a label"][0]) == (3, 1)
+    path = write_csv(folder, "path,label\n2.jpg,\na/1.jpg,ape\n")
+    assert len(open_index(f"{path}#unlabelled=none")) == 1
+    path = write_csv(folder, "path,labels\n2.jpg,\na/1.jpg,ape|bee\n")
+    assert label_lists(f"{path}#unlabelled=none") == [["ape", "bee"]]
+    assert label_lists(path) == [[], ["ape", "bee"]]
+
+
+@pytest.mark.parametrize(("between", "joint"), [(" ", "  "), (";", " ; "), ("|", "|")])
+def test_labels_in_a_cell_are_taken_apart(folder: Path, between: str, joint: str) -> None:
+    location = write_csv(folder, f"path,tags,label\n2.jpg,b{joint}a,x\na/1.jpg,a,x\né.png,b,x\n")
+    assert label_lists(f"{location}#label=tags#between={between}") == [["a", "b"], ["a"], ["b"]]
+    remarks = name_remarks(open_index(f"{location}#label=tags").classes)
+    assert any(f"#between={between!r}" in remark for remark in remarks)

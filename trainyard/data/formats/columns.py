@@ -6,6 +6,8 @@ to test on would be trained on.
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from functools import lru_cache
 
 from trainyard.data.formats.left_out import COLUMNS, LeftOut
 from trainyard.data.formats.split_names import split_named, splits_named
@@ -37,6 +39,17 @@ def split_of_cell(column: str, cell: str) -> str:
     if word in _NO:
         return named and ("test" if named == "train" else "train")
     return split_named(cell)
+
+
+@lru_cache(maxsize=64)
+def flag_of_cell(cell: str) -> bool | None:
+    """True for a cell that says yes or 1, False for no, 0, -1 and a blank; None for another."""
+    word = cell.strip().lower()
+    if word in _YES or word in _NO or not word:
+        return word in _YES
+    with suppress(ValueError):
+        return {1.0: True, 0.0: False, -1.0: False}.get(float(word))
+    return None
 
 
 def may_be_split(column: str) -> bool:

@@ -25,6 +25,7 @@ from trainyard.data.formats.columns import (
     Unread,
     find_column,
     find_split,
+    flag_of_cell,
     has_column,
     missing,
     plain,
@@ -42,7 +43,7 @@ from trainyard.errors import DataError
 from trainyard.hints import did_you_mean
 from trainyard.printable import print_line
 
-OPTIONS = ("path", "label", "root", "split")
+OPTIONS = ("path", "label", "between", "unlabelled", "root", "split")
 SUFFIXES = (".csv", ".tsv", ".txt", ".lst")
 _BETWEEN = "|"  # labels in a cell
 _CHUNK = 256  # images that a thread looks at in a row
@@ -50,6 +51,7 @@ _SURE, _EACH = 100, 64  # the first rows, and each n-th one, are looked up befor
 _ODD = re.compile(r"^[/.]|//|/\.|[:\0]|/$")  # of a cell that may be no plain path
 _NAMED = 3  # images that a message names
 _DUPLICATE = "rows of an image that has a row already"
+_UNLABELLED = "rows without a label"
 
 
 class _Row(NamedTuple):
@@ -58,6 +60,7 @@ class _Row(NamedTuple):
     labels: list[str]
     split: str | None  # None without a column of splits
     cell: str  # of the image
+    cells: list[str]
 
 
 def recognises(place: ResolvedLocation) -> bool:
@@ -229,11 +232,24 @@ def _size(rows: "_List", real_path: Callable[[str], str], row: _Row) -> int:
 class _Survey:
     """What one pass over the rows tells of all of them."""
 
-    def __init__(self) -> None:
-        self.hashes, self.left_out = array("q"), LeftOut()
+    def __init__(self, unread: Unread) -> None:
+        self.unread, self.left_out = unread, LeftOut()
+        self.left_out.update(unread.left_out)
+        self.hashes = array("q")
         self.folders, self.labels = set[str](), set[str]()
         self.searched: _Row | None = None
         """The first row whose cell stands for an image of another path."""
+        self.several: _Row | None = None
+        self.none: _Row | None = None
+        """The first row with several labels, and the first without any."""
+
+    def add(self, row: _Row) -> None:
+        self.hashes.append(hash(row.path))
+        self.folders.add(os.path.dirname(row.path) or ".")
+        self.labels.update(row.labels)
+        if len(row.labels) != 1:
+            self.several = self.several or (row if row.labels else None)
+            self.none = self.none or (None if row.labels else row)
 
 
 class _List:
@@ -248,13 +264,27 @@ class _List:
         names, header, options = self.table.names, self.table.header, place.options
         find = partial(find_column, names=names, path=self.path, header=header)
         self.divider = find_split(names, self.path, header=header, wanted=options.get("split"))
-        label = find("label", wanted=options.get("label"))
-        image = find("path", wanted=options.get("path"))
+        label, image = options.get("label"), find("path", wanted=options.get("path"))
+        is_one_hot = label is not None and "," in label and label not in names
+        wanted: list[str | None] = [*label.split(",")] if label and is_one_hot else [label]
+        labels = [find("label", wanted=name) for name in wanted]
+        self.labels = [at for at in labels if at is not None]
         self.is_guessed = image is None
-        self.image = self._column_of_images(label) if image is None else image
-        self.label = self._other_column() if label is None else label
-        """The column of the labels; None if the folder of an image is its class."""
-        self.has_list = self.label is not None and plain(names[self.label]) == LISTS
+        self.image = self._column_of_images() if image is None else image
+        self.labels = self.labels or self._other_columns()
+        """The column of the labels, or one for each class; none if the folder is the class."""
+        self.between = options.get("between", _BETWEEN)
+        is_list = any(plain(names[at]) == LISTS for at in self.labels)
+        self.has_list = not is_one_hot and (is_list or "between" in options)
+        if is_one_hot and "between" in options:
+            raise DataError(
+                "list.between-of-columns",
+                "{location}: #between= is for several labels in a cell, and #label= names a column "
+                "for each class: leave one of them out",
+                location=place.location + place.option_text,
+            )
+        self.unlabelled = options.get("unlabelled", "")
+        self.leaves_out = self.unlabelled == "none"
 
     def _is_row(self, cells: Sequence[str]) -> bool:
         """True if cells name an image, and are no header."""
@@ -266,13 +296,13 @@ class _List:
     def _is_image(self, cell: str) -> bool:
         return self.images.is_path(cell) or bool(self.images.named(cell))
 
-    def _column_of_images(self, label: int | None) -> int:
+    def _column_of_images(self) -> int:
         """The column whose cells are images. DataError if none is, or several are."""
         names, head = self.table.names, [cells for _, cells in islice(self.table.rows(), HEAD)]
         found = list[int]()
         for at in range(len(names) if head else 0):
             cells = [row[at].strip() for row in head]
-            is_free = at not in (label, self.divider)
+            is_free = at not in (*self.labels, self.divider)
             if is_free and len({*cells}) == len(cells) and all(map(self._is_image, cells)):
                 found.append(at)
         if len(found) == 1:
@@ -282,8 +312,8 @@ class _List:
             raise several_columns("path", either, self.path, self.table.header)
         raise missing("path", names, self.path, self.table.header)
 
-    def _other_column(self) -> int | None:
-        """The column of the labels in a list without a header; None if there is no other column.
+    def _other_columns(self) -> list[int]:
+        """The column of the labels in a list without a header, if it has a further one.
 
         Whole numbers before the images, each another, are the numbers of the rows.
         """
@@ -297,24 +327,28 @@ class _List:
                 others.remove(at)
         if others[1:]:
             raise several_columns("label", [names[at] for at in others], self.path, header)
-        return others[0] if others else None
+        return others
 
     def survey(self) -> _Survey:
         """One pass over the rows. DataError for a wrong line, and for a column of splits unread."""
-        survey = _Survey()
-        unread = Unread(self.table.names, (self.image, self.label, self.divider))
-        survey.left_out.update(unread.left_out)
-        is_divided = self.divider is not None or "split" in self.place.options
+        survey = _Survey(Unread(self.table.names, (self.image, *self.labels, self.divider)))
         was_searched = self.images.is_searched
-        for row in self.rows((lambda _: None) if is_divided else unread.see):
+        for row in self._read(looks=True):
+            survey.unread.see(row.cells)
+            if self.leaves_out and not row.labels:
+                survey.left_out.add(_UNLABELLED, f"{self.path}, line {row.line}")
+                continue
             if was_searched and not survey.searched and row.path != row.cell:
                 survey.searched = row
-            survey.hashes.append(hash(row.path))
-            survey.folders.add(os.path.dirname(row.path) or ".")
-            survey.labels.update(row.labels)
+            survey.add(row)
         if self.images.is_searched and not was_searched:
             return self.survey()
-        if not is_divided and (found := unread.divided()):
+        if self.labels[1:]:
+            self.has_list = survey.several is not None
+        if survey.none and not self.has_list:
+            raise self._has_no_label(survey.none.line)
+        is_divided = self.divider is not None or "split" in self.place.options
+        if not is_divided and (found := survey.unread.divided()):
             raise DataError(
                 "list.unread-split",
                 "{path}: its column {column!r} looks like a split ({values}): "
@@ -329,7 +363,7 @@ class _List:
 
     def class_names(self, labels: set[str]) -> dict[str, str]:
         """The name of the class of each label: of folders, the path below the one above them."""
-        if self.label is not None:
+        if self.labels:
             return dict(zip(labels, labels, strict=True))
         folders = {label: os.path.abspath(self.place.path(label)) for label in labels}
         above = os.path.commonpath(folders.values()) if folders else ""
@@ -338,14 +372,15 @@ class _List:
 
     def tell(self, survey: _Survey) -> None:
         """Print what the cells told of the columns and of the images."""
-        names, label = self.table.names, self.label
+        names = self.table.names
         if not self.table.has_header:
-            rest = "its folder is the class" if label is None else f"{names[label]} the label"
-            print_line(
-                f"{self.path}: has no header: column {names[self.image]} is the image, {rest}"
-            )
+            label = [f"{names[at]} the label" for at in self.labels] or ["its folder is the class"]
+            image = f"column {names[self.image]} is the image, {', '.join(label)}"
+            print_line(f"{self.path}: has no header: {image}")
         elif self.is_guessed:
             print_line(f"{self.path}: its column {names[self.image]!r} names the images")
+        if self.labels[1:] and (row := survey.several):
+            print_line(f"{self.path}, line {row.line}: has several labels: each row has a list")
         if row := survey.searched:
             print_line(f"{self.path}, line {row.line}: {row.cell!r} stands for {row.path}")
 
@@ -356,44 +391,77 @@ class _List:
         location = f"{self.place.location}{self.place.option_text}"
         return f"; {self.root} holds no image of this name: {location}#root=FOLDER names another"
 
-    def rows(self, see: Callable[[Sequence[str]], None] | None = None) -> Iterator[_Row]:
-        """The rows, checked one by one.
+    def rows(self) -> Iterator[_Row]:
+        """The rows, checked one by one, without those that `#unlabelled=none` leaves out."""
+        return (row for row in self._read() if row.labels or not self.leaves_out)
 
-        `see` is called with the cells of each; the rows then end at a cell that is no path, as the
-        images have to be searched.
-        """
+    def _read(self, *, looks: bool = False) -> Iterator[_Row]:
+        """All rows. Those that are looked at end at a cell for which the images are searched."""
         inside = os.path.join(self.root, "")
         here = os.path.join(os.path.abspath(self.place.root), "")
         is_here, searches = inside == here, self.images.is_searched
         kinds: dict[str, str] = {}
         for number, (line, cells) in enumerate(self.table.rows()):
             cell = path = cells[self.image].strip()
-            if see is not None:
-                see(cells)
-                is_odd = _ODD.search(cell) and not cell.startswith(inside)
-                is_looked_up = number < _SURE or number % _EACH == 0 or is_odd
-                if cell and is_looked_up and not (searches or self.images.is_path(cell)):
-                    self.images.is_searched = True
-                    return
-            labels = [] if self.label is None else self._labels(cells[self.label].strip())
+            labels = self._labels(line, cells)
             split = None
             if self.divider is not None:
                 split = self._split(line, cells[self.divider].strip(), kinds)
             if not cell or "" in labels:
-                label = "one of its labels" if self.has_list else "its label"
-                raise self._is_empty(line, label if cell else "its path")
+                raise self._is_empty(line, "one of its labels" if cell else "its path")
+            if looks and not searches and self._is_no_path(number, cell):
+                self.images.is_searched = True
+                return
             if searches:
                 path = self._found(line, cell)
             if not is_here or _ODD.search(path):
                 path = self._from_here(line, path, inside, here)
-            if self.label is None:
+            if not self.labels:
                 labels = [os.path.dirname(path)]
-            yield _Row(line, path, labels, split, cell)
+            yield _Row(line, path, labels, split, cell, cells)
 
-    def _labels(self, cell: str) -> list[str]:
-        if not self.has_list:
-            return [cell]
-        return [part.strip() for part in cell.split(_BETWEEN)] if cell else []
+    def _is_no_path(self, number: int, cell: str) -> bool:
+        is_odd = _ODD.search(cell) and not cell.startswith(os.path.join(self.root, ""))
+        is_looked_up = number < _SURE or number % _EACH == 0 or is_odd
+        return bool(is_looked_up) and not self.images.is_path(cell)
+
+    def _labels(self, line: int, cells: Sequence[str]) -> list[str]:
+        """The labels in a row. DataError for a column of a class with another value than 0 or 1."""
+        if len(self.labels) > 1:
+            ones = (at for at in self.labels if self._is_one(line, at, cells))
+            labels = [self.table.names[at].strip() for at in ones]
+        else:
+            text = cells[self.labels[0]].strip() if self.labels else ""
+            if not self.has_list and text:
+                return [text]
+            between = self.between if self.between.strip() else None  # any blanks
+            labels = [part.strip() for part in text.split(between)] if text else []
+        is_named = self.unlabelled and not self.leaves_out
+        return labels or ([self.unlabelled] if is_named and self.labels else [])
+
+    def _is_one(self, line: int, at: int, cells: Sequence[str]) -> bool:
+        value = flag_of_cell(cells[at])
+        if value is None:
+            raise DataError(
+                "list.not-a-flag",
+                "{path}, line {line}: {value!r} in the column {column!r} of a class is neither 1 "
+                "nor 0 (-1, blank)",
+                path=self.path,
+                line=line,
+                value=cells[at],
+                column=self.table.names[at],
+            )
+        return value
+
+    def _has_no_label(self, line: int) -> DataError:
+        return DataError(
+            "list.no-label",
+            "{path}, line {line}: has no label: '{location}#unlabelled=CLASS' gives such rows a "
+            "class of their own, '{location}#unlabelled=none' leaves them out",
+            path=self.path,
+            line=line,
+            location=self.place.location + self.place.option_text,
+        )
 
     def _is_empty(self, line: int, name: str) -> DataError:
         return DataError(

@@ -67,19 +67,25 @@ def name_remarks(classes: Sequence[str]) -> list[str]:
         for names in alike.values()
         if len(names) > 1
     ]
-    if joined := [name for name in classes if _is_joined(name, {*classes})]:
-        shown = ", ".join(map(repr, joined[:_NAMED])) + (", …" if joined[_NAMED:] else "")
+    known = {*classes}
+    joints = {name: joint for name in classes if (joint := _joint(name, known))}
+    if joints:
+        shown = ", ".join(map(repr, [*joints][:_NAMED])) + (", …" if len(joints) > _NAMED else "")
         remarks.append(
             f"{shown}: made of other classes: several labels for an image are a list of labels, "
-            "such as dog|sofa in a column labels"
+            f"such as dog|sofa in a column labels; LIST#between={next(iter(joints.values()))!r} "
+            "takes those of a list apart"
         )
     return remarks
 
 
-def _is_joined(name: str, classes: set[str]) -> bool:
-    """True for a name of two or more of the classes, with one separator between them."""
-    parts = [[part.strip() for part in name.split(separator)] for separator in _SEPARATORS]
-    return any(len(names) > 1 and classes.issuperset(names) for names in parts)
+def _joint(name: str, classes: set[str]) -> str:
+    """The separator between two or more of the classes that a name is made of; "" for others."""
+    for separator in _SEPARATORS:
+        parts = [part.strip() for part in name.split(separator)]
+        if len(parts) > 1 and classes.issuperset(parts):
+            return separator or " "
+    return ""
 
 
 class Match(NamedTuple):
