@@ -210,8 +210,8 @@ def test_links_of_any_kind_in_the_location_are_counted(tmp_path: Path) -> None:
 
 
 def test_what_is_not_recognised_is_an_error_that_names_it(tmp_path: Path) -> None:
-    write_files(tmp_path, ["flat/1.jpg", "notes.txt"])
-    for code, name in (("data.no-class-folders", "flat"), ("data.unknown-format", "notes.txt")):
+    write_files(tmp_path, ["flat/1.jpg", "notes.md"])
+    for code, name in (("data.no-class-folders", "flat"), ("data.unknown-format", "notes.md")):
         with raises(code, location=tmp_path / name):
             formats.recognise(find_place(f"{tmp_path}/{name}"))
     with raises("data.not-found", path=tmp_path / "absent"):

@@ -499,3 +499,106 @@ def test_labels_in_a_cell_are_taken_apart(folder: Path, between: str, joint: str
     assert label_lists(f"{location}#label=tags#between={between}") == [["a", "b"], ["a"], ["b"]]
     remarks = name_remarks(open_index(f"{location}#label=tags").classes)
     assert any(f"#between={between!r}" in remark for remark in remarks)
+
+
+# --- without a header; splits by lists ---
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "labels"),
+    [
+        ("train.txt", "a/1.jpg dog\n2.jpg  cat\n", "dog cat"),
+        ("train.txt", "a/1.jpg Boeing 707\n2.jpg cat\n", "Boeing 707,cat"),
+        ("train.txt", "dog a/1.jpg\ncat 2.jpg\nde é.png\n", "dog cat de"),
+        ("val.csv", "a/1.jpg,0\n2.jpg,1\n", "0 1"),
+        ("val.csv", 'gs://bucket/a/1.jpg;"0"\r\n2.jpg;1\r\n', "0 1"),
+        ("all.lst", "7\t1.000000\ta/1.jpg\n3\t0\t2.jpg\n", "1 0"),
+        ("all.tsv", "1\ta\n2\tb\n", "a b"),
+    ],
+)
+def test_a_list_without_a_header(
+    tmp_path: Path, name: str, text: str, labels: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_files(tmp_path, IMAGES)
+    location = write_csv(tmp_path, text, name)
+    expected = ["a/1.jpg", "2.jpg", "é.png"]
+    words = labels.split("," if "," in labels else None)
+    assert images_of(location) == list(zip(expected, words, strict=False))
+    assert "has no header" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["cat/1\ndog/2\n", "1 cat/1.jpg\n2 dog/2.jpg\n"])
+def test_names_alone_have_the_classes_of_their_folders(tmp_path: Path, text: str) -> None:
+    """CUB-200's images.txt numbers the images; Food-101 has names without a suffix."""
+    write_files(tmp_path, ["set/images/cat/1.jpg", "set/images/dog/2.jpg"])
+    location = write_csv(tmp_path, text, "images.txt")
+    for place in (location, f"{location}#root=set/images"):
+        assert images_of(place) == [
+            ("set/images/cat/1.jpg", "cat"),
+            ("set/images/dog/2.jpg", "dog"),
+        ]
+
+
+def test_columns_without_names_have_numbers(tmp_path: Path) -> None:
+    write_files(tmp_path, ["1.jpg", "2.jpg"])
+    location = write_csv(tmp_path, "1.jpg,cat,train\n2.jpg,dog,val\n")
+    with raises("data.several-columns", kind="label", names="'2' and '3'"):
+        open_index(location)
+    splits = find_splits(f"{location}#label=2#split=3")
+    assert [images_of(place) for place in splits.values()] == [
+        [("1.jpg", "cat")],
+        [("2.jpg", "dog")],
+    ]
+    with raises("list.wrong-cell-count", line=2, num_cells=1, first="first line"):
+        open_index(write_csv(tmp_path, "1.jpg,cat\n2.jpg\n"))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be"])
+def test_encodings_of_spreadsheets(folder: Path, encoding: str) -> None:
+    text = "path\tlabel\r\né.png\tÄpfel\r\n"
+    content = text.encode(encoding)
+    (folder / "a.txt").write_bytes((b"\xfe\xff" if encoding == "utf-16-be" else b"") + content)
+    assert images_of(f"{folder}/a.txt") == [("é.png", "Äpfel")]
+    if encoding == "utf-16":
+        (folder / "a.txt").write_bytes(content[:-1])
+        with raises("file.unreadable", path=f"{folder}/a.txt"):
+            open_index(f"{folder}/a.txt")
+
+
+FOOD = [f"food/images/{name}/{n}.jpg" for name in ("apple pie", "baklava") for n in range(4)]
+
+
+def test_the_splits_of_a_folder_by_lists(tmp_path: Path) -> None:
+    """The official test images were trained on."""
+    write_files(tmp_path, FOOD)
+    (tmp_path / "food/meta").mkdir()
+    for split, numbers in {"train": (0, 1, 2), "test": (3,)}.items():
+        lines = [f"{name}/{n}\n" for name in ("apple pie", "baklava") for n in numbers]
+        write_csv(tmp_path, "".join(lines), f"food/meta/{split}.txt")
+    images = f"{tmp_path}/food/images"
+    (remark,) = split_remarks(images)
+    assert all(f"food/meta/{split}.txt" in remark for split in ("train", "test"))
+    for place in (images, f"{tmp_path}/food"):
+        location = f"{place}#train=meta/train.txt#val=meta/test.txt"
+        splits = find_splits(location)
+        assert splits == {"train": f"{location}#train", "val": f"{location}#val"}
+        assert split_remarks(location) == []
+        train, val = (open_index(place) for place in splits.values())
+        assert (train.classes, len(train), len(val)) == (("apple pie", "baklava"), 6, 2)
+        assert {os.path.basename(val.locate(n)[0]) for n in range(2)} == {"3.jpg"}
+    with raises("list.no-list-of-split", name="meta/dev.txt", split="val"):
+        open_index(f"{images}#train=meta/train.txt#val=meta/dev.txt#train")
+    both = f"{images}#train=meta/train.txt#val={tmp_path}/food/meta/train.txt#train"
+    with raises("list.image-contradicted", value="'apple pie' of val"):
+        open_index(both)
+
+
+def test_the_splits_of_a_list_by_lists(folder: Path) -> None:
+    location = write_csv(folder, "path,label\n2.jpg,a\na/1.jpg,b\né.png,a\n")
+    write_csv(folder, "filename\n2.jpg\n", "one.csv")
+    write_csv(folder, "a/1\n", "other.txt")
+    index = open_index(f"{location}#train=one.csv#test=other.txt#test")
+    assert [label for *_, label in samples(index)] == ["b"]
+    assert index.left_out.kinds["images in no list of a split"] == (1, f"{location}, line 4")
+    with raises("list.image-of-two-splits", line=2, split="train"):
+        open_index(f"{location}#train=one.csv#val=one.csv#val")

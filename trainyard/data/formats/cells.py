@@ -54,6 +54,11 @@ class Images:
             if depth == deepest and not _is_other_split(one, above, depth)
         ]
 
+    def has_end(self, cell: str) -> bool:
+        """True if the path of an image ends in all of a cell."""
+        above = parts_of(cell)[:-1]
+        return any(_depth(path.split("/")[:-1], above) == len(above) for path in self.named(cell))
+
     def alike(self, cell: str) -> Sequence[str]:
         """The images of a cell's name, with any suffix and in any folder."""
         name = (parts_of(cell) or [""])[-1]

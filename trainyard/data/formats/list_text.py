@@ -25,10 +25,16 @@ Row = tuple[int, list[str]]
 class Table:
     """The rows of a file; DataError for one that is no text or has another number of cells.
 
-    `is_row` is True for cells that name an image: as the first ones they are no header.
+    `is_row` is True for cells that name an image: as the first ones they are no header. `is_image`
+    is True for a text that names one with all its blanks.
     """
 
-    def __init__(self, path: str, is_row: Callable[[Sequence[str]], bool]) -> None:
+    def __init__(
+        self,
+        path: str,
+        is_row: Callable[[Sequence[str]], bool],
+        is_image: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         self.path = path
         first = next(_text_lines(path), "")
         bare = _QUOTED.sub("", first)
@@ -37,7 +43,7 @@ class Table:
         self._splits: int | None = None
         """The most cuts at blanks, -1 for any number; None for CSV."""
         if is_blank:
-            self._splits = 0 if is_row([first.strip()]) else -1
+            self._splits = 0 if is_image(first.strip()) else -1
             if self._splits and len({len(cells) for _, cells in islice(self._cells(), HEAD)}) > 1:
                 self._splits = 1  # the rest of a line is one text
         _, cells = next(self._cells(), (1, []))
@@ -71,8 +77,9 @@ class Table:
         lines = _text_lines(self.path)
         if self._splits is not None:
             for number, text in enumerate(lines, start=1):
-                if cells := text.strip().split(None, self._splits) if self._splits else [text]:
-                    yield number, cells
+                text = text.strip()
+                if text:
+                    yield number, text.split(None, self._splits) if self._splits else [text]
             return
         reader = csv.reader(lines, delimiter=self._delimiter, strict=True)
         try:

@@ -6,6 +6,9 @@ tell which of them names the images. A cell is a path relative to the list's fol
 in the folder, links followed. Classes are the sorted labels, or the folders of the images where a
 list has no labels. Samples come in the list's order.
 
+`FOLDER#train=LIST#val=LIST` are the images of a folder, or the rows of a list, whose images each
+list names.
+
 `labels` instead of `label` has any number of labels for each image, also none, separated by "|".
 """
 
@@ -15,7 +18,7 @@ from array import array
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
-from itertools import chain, islice
+from itertools import chain, count, islice
 from stat import S_ISLNK, S_ISREG
 from typing import NamedTuple
 
@@ -35,7 +38,7 @@ from trainyard.data.formats.columns import (
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.list_text import HEAD, Table
 from trainyard.data.formats.scan import FileRows, Scan, num_threads, several
-from trainyard.data.formats.split_names import rest_of
+from trainyard.data.formats.split_names import SPLITS, rest_of
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.manifest import is_inside
 from trainyard.data.storage.source import is_remote
@@ -43,15 +46,17 @@ from trainyard.errors import DataError
 from trainyard.hints import did_you_mean
 from trainyard.printable import print_line
 
-OPTIONS = ("path", "label", "between", "unlabelled", "root", "split")
+OPTIONS = ("path", "label", "between", "unlabelled", "root", "split", *SPLITS)
 SUFFIXES = (".csv", ".tsv", ".txt", ".lst")
 _BETWEEN = "|"  # labels in a cell
 _CHUNK = 256  # images that a thread looks at in a row
 _SURE, _EACH = 100, 64  # the first rows, and each n-th one, are looked up before all others
 _ODD = re.compile(r"^[/.]|//|/\.|[:\0]|/$")  # of a cell that may be no plain path
+_WHOLE = re.compile(r"\.0+$")  # the end of a whole number, as MXNet writes labels
 _NAMED = 3  # images that a message names
 _DUPLICATE = "rows of an image that has a row already"
 _UNLABELLED = "rows without a label"
+_UNLISTED = "images in no list of a split"
 
 
 class _Row(NamedTuple):
@@ -64,68 +69,127 @@ class _Row(NamedTuple):
 
 
 def recognises(place: ResolvedLocation) -> bool:
-    """True if a location is a single file with the suffix of a list."""
-    return (
-        not place.is_folder and len(place.names) == 1 and place.names[0].lower().endswith(SUFFIXES)
-    )
+    """True for a single file with the suffix of a list, and for a folder with a list of a split."""
+    if place.is_folder:
+        return bool(_named_splits(place)) and not is_remote(place.root)
+    return len(place.names) == 1 and place.names[0].lower().endswith(SUFFIXES)
 
 
 def scan(place: ResolvedLocation) -> Scan:
     """The samples of a list. DataError for a wrong line, and for a missing image."""
-    rows = _List(place)
-    survey = rows.survey()
-    rows.tell(survey)
-    again = _duplicates(rows, survey.hashes)
-    for row in again.values():
-        survey.left_out.add(_DUPLICATE, f"{rows.path}, line {row.line}")
-    name_of = rows.class_names(survey.labels)
+    lists = _lists(place)
+    surveys = [one.survey() for one in lists]
+    left_out, hashes = LeftOut(), array("q")
+    for one, survey in zip(lists, surveys, strict=True):
+        one.tell(survey)
+        one.has_list |= any(survey.several for survey in surveys)
+        left_out.update(survey.left_out)
+        hashes.extend(survey.hashes)
+    again = _duplicates(lists, hashes)
+    for one, row in again.values():
+        left_out.add(_DUPLICATE, f"{one.path}, line {row.line}")
+    labels = {*chain.from_iterable(survey.labels for survey in surveys)}
+    name_of = lists[0].class_names(labels)
     classes = sorted({*name_of.values()})
     number_of = {name: number for number, name in enumerate(classes)}
+    names = [os.path.relpath(one.path, place.root) for one in lists]
+    # An image that is replaced changes its folder.
+    folders = {*chain.from_iterable(survey.folders for survey in surveys)}
     return Scan(
         place=place,
         format="list",
         classes=classes,
-        # An image that is replaced changes its folder.
-        watched=(*place.names, *sorted(survey.folders)),
-        rows=_file_rows(rows, {key: number_of[name_of[key]] for key in name_of}, again.keys()),
-        left_out=survey.left_out,
+        watched=(*names, *sorted(folders)),
+        rows=_file_rows(lists, {key: number_of[name_of[key]] for key in name_of}, again.keys()),
+        left_out=left_out,
     )
 
 
 def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
     """The splits that a list names; empty if it has no column of splits."""
-    path, wanted = _list_path(place), place.options.get("split", "none")
-    table = Table(path, lambda cells: wanted.isdigit() and wanted not in cells)
-    wanted_or_none = place.options.get("split")
-    at = find_split(table.names, path, header=table.header, wanted=wanted_or_none)
+    if named := _named_splits(place):
+        return named
+    path, wanted = _list_path(place), place.options.get("split")
+    table = Table(path, lambda cells: (wanted or "").isdigit() and wanted not in cells)
+    at = find_split(table.names, path, header=table.header, wanted=wanted)
     cells = dict.fromkeys(row[at].strip() for _, row in table.rows()) if at is not None else ()
     splits = (split_of_cell(table.names[at or 0], cell) for cell in cells)
     return tuple(dict.fromkeys(split for split in splits if split))
 
 
-def _duplicates(rows: "_List", hashes: "array[int]") -> dict[int, _Row]:
+def _lists(place: ResolvedLocation) -> list["_List"]:
+    """The list of a location, or the one of each split."""
+    images = Images(os.path.abspath(place.path(place.options.get("root", ""))))
+    parts = [_List(place, _beside(place, split), images, split) for split in _named_splits(place)]
+    if place.is_folder:
+        return parts
+    rows = _List(place, _list_path(place), images)
+    for part in parts:
+        rows.members = rows.members or {}
+        part.survey()
+        for row in part.rows():
+            if (split := rows.members.setdefault(row.path, part.split or "")) != part.split:
+                raise DataError(
+                    "list.image-of-two-splits",
+                    "{path}, line {line}: {image}: is in the list of {split} too: leave one out",
+                    path=part.path,
+                    line=row.line,
+                    image=row.path,
+                    split=split,
+                )
+    return [rows]
+
+
+def _named_splits(place: ResolvedLocation) -> tuple[str, ...]:
+    """The splits that options name lists for."""
+    return tuple(split for split in SPLITS if split in place.options)
+
+
+def _beside(place: ResolvedLocation, split: str) -> str:
+    """The path of the list of a split: in the folder of the images, or in the one above it."""
+    name = place.options[split]
+    paths = [os.path.abspath(place.path(path)) for path in (name, os.path.join("..", name))]
+    for path in paths:
+        if os.path.isfile(path):
+            return path
+    raise DataError(
+        "list.no-list-of-split",
+        "{location}: there is no list {name!r} for {split}, neither {path} nor {other}",
+        location=place.location,
+        name=name,
+        split=split,
+        path=paths[0],
+        other=paths[1],
+    )
+
+
+def _duplicates(lists: Sequence["_List"], hashes: "array[int]") -> dict[int, tuple["_List", _Row]]:
     """The rows, by number, that repeat an earlier one. DataError if they contradict it.
 
     Hashes of all paths find the few candidates, so that a long list needs no table of its paths.
     """
     twice = several(hashes)
-    first: dict[str, _Row] = {}
+    first: dict[str, tuple[_List, _Row]] = {}
     again = {}
-    for number, row in enumerate(rows.rows() if twice else ()):
-        known = first.setdefault(row.path, row) if hash(row.path) in twice else row
+    rows = ((one, row) for one in lists for row in one.rows())
+    for number, (one, row) in enumerate(rows if twice else ()):
+        if hash(row.path) not in twice:
+            continue
+        other, known = first.setdefault(row.path, (one, row))
         if known is row:
             continue
-        if rows.images.is_searched and parts_of(row.cell) != parts_of(known.cell):
+        other_line = f"{known.line}" if other is one else f"{known.line} of {other.path}"
+        if one.images.is_searched and parts_of(row.cell) != parts_of(known.cell):
             raise DataError(
                 "list.cells-of-one-image",
                 "{path}, line {line}: {cell!r} stands for {image}, as {other!r} does in line "
                 "{other_line}: fetch the missing image, or write the paths of both",
-                path=rows.path,
+                path=one.path,
                 line=row.line,
                 cell=row.cell,
                 image=row.path,
                 other=known.cell,
-                other_line=known.line,
+                other_line=other_line,
             )
         if ({*known.labels}, known.split) != ({*row.labels}, row.split):
             hint = f"; several labels go into a column {LISTS}, as in a|b"
@@ -133,15 +197,15 @@ def _duplicates(rows: "_List", hashes: "array[int]") -> dict[int, _Row]:
                 "list.image-contradicted",
                 "{path}, line {line}: {image}: is {value} here and {other} in line {other_line}: "
                 "leave one out{hint}",
-                path=rows.path,
+                path=one.path,
                 line=row.line,
                 image=row.path,
                 value=_about(row),
                 other=_about(known),
-                other_line=known.line,
-                hint="" if rows.has_list else hint,
+                other_line=other_line,
+                hint="" if one.has_list or known.split != row.split else hint,
             )
-        again[number] = row
+        again[number] = one, row
     return again
 
 
@@ -163,20 +227,21 @@ def _about(row: _Row) -> str:
 
 
 def _file_rows(
-    rows: "_List", label_of: dict[str, int], left_out: Container[int]
+    lists: Sequence["_List"], label_of: dict[str, int], left_out: Container[int]
 ) -> Iterator[FileRows]:
-    """The images of the list, without the rows that are left out."""
-    kept = (row for number, row in enumerate(rows.rows()) if number not in left_out)
-    sizes_of = partial(_sizes, rows, cache(os.path.realpath))
-    threads = num_threads(rows.place)
+    """The images of the lists, without the rows that are left out."""
+    number, threads = count(), num_threads(lists[0].place)
     with ThreadPoolExecutor(threads) as pool:
-        while some := list(islice(kept, threads * _CHUNK)):
-            chunks = [some[first : first + _CHUNK] for first in range(0, len(some), _CHUNK)]
-            sizes = chain.from_iterable(pool.map(sizes_of, chunks))
-            for row, size in zip(some, sizes, strict=True):
-                labels = [label_of[label] for label in row.labels]
-                counts = [len(labels)] if rows.has_list else None
-                yield FileRows(row.path, [0], [size], labels, row.split or "", counts=counts)
+        for one in lists:
+            kept = (row for row in one.rows() if next(number) not in left_out)
+            sizes_of = partial(_sizes, one, cache(os.path.realpath))
+            while some := list(islice(kept, threads * _CHUNK)):
+                chunks = [some[first : first + _CHUNK] for first in range(0, len(some), _CHUNK)]
+                sizes = chain.from_iterable(pool.map(sizes_of, chunks))
+                for row, size in zip(some, sizes, strict=True):
+                    labels = [label_of[label] for label in row.labels]
+                    counts = [len(labels)] if one.has_list else None
+                    yield FileRows(row.path, [0], [size], labels, row.split or "", counts=counts)
 
 
 def _sizes(rows: "_List", real_path: Callable[[str], str], some: Sequence[_Row]) -> list[int]:
@@ -255,15 +320,20 @@ class _Survey:
 class _List:
     """The columns of a list, its rows, and the images that its cells name."""
 
-    def __init__(self, place: ResolvedLocation) -> None:
-        self.place, self.path = place, _list_path(place)
-        # The absolute path of the folder that holds the images; the option is relative to the list.
-        self.root = os.path.abspath(os.path.join(place.root, place.options.get("root", "")))
-        self.images = Images(self.root)
-        self.table = Table(self.path, self._is_row)
+    def __init__(
+        self, place: ResolvedLocation, path: str, images: Images, split: str | None = None
+    ) -> None:
+        self.place, self.path, self.images, self.split = place, path, images, split
+        self.root = images.root
+        self.members: dict[str, str] | None = None
+        """The split of each image by the lists of the splits; None without these."""
+        self.is_lst = path.lower().endswith(".lst")
+        self.table = Table(self.path, self._is_row, images.has_end)
         names, header, options = self.table.names, self.table.header, place.options
         find = partial(find_column, names=names, path=self.path, header=header)
-        self.divider = find_split(names, self.path, header=header, wanted=options.get("split"))
+        is_divided = bool(_named_splits(place))
+        wanted_split = "none" if is_divided else options.get("split")
+        self.divider = find_split(names, self.path, header=header, wanted=wanted_split)
         label, image = options.get("label"), find("path", wanted=options.get("path"))
         is_one_hot = label is not None and "," in label and label not in names
         wanted: list[str | None] = [*label.split(",")] if label and is_one_hot else [label]
@@ -305,6 +375,9 @@ class _List:
             is_free = at not in (*self.labels, self.divider)
             if is_free and len({*cells}) == len(cells) and all(map(self._is_image, cells)):
                 found.append(at)
+        if found[1:]:  # numbers of the rows may be names too
+            named = [at for at in found if not all(row[at].strip().isdigit() for row in head)]
+            found = named or found
         if len(found) == 1:
             return found[0]
         if found:
@@ -315,16 +388,17 @@ class _List:
     def _other_columns(self) -> list[int]:
         """The column of the labels in a list without a header, if it has a further one.
 
-        Whole numbers before the images, each another, are the numbers of the rows.
+        Whole numbers in the first column, each another, are those of the rows.
         """
         names, header = self.table.names, self.table.header
+        if self.table.has_header and self.split:
+            return []
         if self.table.has_header:
             raise missing("label", names, self.path, header)
         others = [at for at in range(len(names)) if at not in (self.image, self.divider)]
-        for at in [at for at in others if at < self.image]:
-            cells = [row[at].strip() for _, row in islice(self.table.rows(), HEAD)]
-            if len({*cells}) == len(cells) > 1 and all(map(str.isdigit, cells)):
-                others.remove(at)
+        cells = [row[0].strip() for _, row in islice(self.table.rows(), HEAD)]
+        if self.image and len({*cells}) == len(cells) > 1 and all(map(str.isdigit, cells)):
+            others.remove(0)
         if others[1:]:
             raise several_columns("label", [names[at] for at in others], self.path, header)
         return others
@@ -335,8 +409,8 @@ class _List:
         was_searched = self.images.is_searched
         for row in self._read(looks=True):
             survey.unread.see(row.cells)
-            if self.leaves_out and not row.labels:
-                survey.left_out.add(_UNLABELLED, f"{self.path}, line {row.line}")
+            if kind := self._why_left_out(row):
+                survey.left_out.add(kind, f"{self.path}, line {row.line}")
                 continue
             if was_searched and not survey.searched and row.path != row.cell:
                 survey.searched = row
@@ -347,7 +421,8 @@ class _List:
             self.has_list = survey.several is not None
         if survey.none and not self.has_list:
             raise self._has_no_label(survey.none.line)
-        is_divided = self.divider is not None or "split" in self.place.options
+        options = self.place.options
+        is_divided = self.divider is not None or _named_splits(self.place) or "split" in options
         if not is_divided and (found := survey.unread.divided()):
             raise DataError(
                 "list.unread-split",
@@ -392,8 +467,14 @@ class _List:
         return f"; {self.root} holds no image of this name: {location}#root=FOLDER names another"
 
     def rows(self) -> Iterator[_Row]:
-        """The rows, checked one by one, without those that `#unlabelled=none` leaves out."""
-        return (row for row in self._read() if row.labels or not self.leaves_out)
+        """The rows, checked one by one, without those that options leave out."""
+        return (row for row in self._read() if not self._why_left_out(row))
+
+    def _why_left_out(self, row: _Row) -> str:
+        """The kind of a row that options leave out; "" for the others."""
+        if self.members is not None and not row.split:
+            return _UNLISTED
+        return _UNLABELLED if self.leaves_out and not row.labels else ""
 
     def _read(self, *, looks: bool = False) -> Iterator[_Row]:
         """All rows. Those that are looked at end at a cell for which the images are searched."""
@@ -404,7 +485,7 @@ class _List:
         for number, (line, cells) in enumerate(self.table.rows()):
             cell = path = cells[self.image].strip()
             labels = self._labels(line, cells)
-            split = None
+            split = self.split
             if self.divider is not None:
                 split = self._split(line, cells[self.divider].strip(), kinds)
             if not cell or "" in labels:
@@ -416,6 +497,8 @@ class _List:
                 path = self._found(line, cell)
             if not is_here or _ODD.search(path):
                 path = self._from_here(line, path, inside, here)
+            if self.members is not None:
+                split = self.members.get(path)
             if not self.labels:
                 labels = [os.path.dirname(path)]
             yield _Row(line, path, labels, split, cell, cells)
@@ -432,6 +515,7 @@ class _List:
             labels = [self.table.names[at].strip() for at in ones]
         else:
             text = cells[self.labels[0]].strip() if self.labels else ""
+            text = _WHOLE.sub("", text) if self.is_lst else text
             if not self.has_list and text:
                 return [text]
             between = self.between if self.between.strip() else None  # any blanks

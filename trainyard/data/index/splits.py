@@ -39,6 +39,8 @@ _SHARDS = (
     *("*-of-*", "*.tfrecord", "*.tfrecords"),
 )
 _STEMS = ("train", "val", "dev", "test", "eval")  # every word for a split begins with one
+_IMAGE_FOLDERS = {"data", "image", "images", "img", "imgs", "jpg", "jpeg", "jpegimages"}
+_LIST_FOLDERS = ("meta", "labels", "lists", "splits")
 _LOOKED_INTO = 1000  # folders that an error message takes the time for
 
 
@@ -136,10 +138,31 @@ def split_remarks(location: str) -> list[str]:
             left_out += [os.path.join(folder, name) for name in lists if splits_named(name)]
         left_out += _other_shards(splits.folder, entered)
         remarks += _without_classes(splits.folder)
+    elif not chosen and (unused := _unused_lists(location.removesuffix(options_of(location)))):
+        remarks.append(
+            f"{', '.join(unused)}: not used: {location}#train=LIST#val=LIST takes the images that "
+            "lists name"
+        )
     if left_out:
         used = " and ".join(chosen.values())
         remarks.append(f"{', '.join(sorted(left_out))}: left out beside {used}")
     return remarks
+
+
+def _unused_lists(folder: str) -> list[str]:
+    """The files in a folder of images, or beside it, that may list the images of the splits."""
+    if is_remote(folder) or not os.path.isdir(folder):
+        return []
+    is_part = os.path.basename(os.path.abspath(folder)).lower() in _IMAGE_FOLDERS
+    tops = [folder, os.path.join(folder, "..")] if is_part else [folder]
+    places = [os.path.join(top, name) for top in tops for name in ("", *_LIST_FOLDERS)]
+    return [
+        os.path.normpath(os.path.join(place, name))
+        for place in places
+        if os.path.isdir(place)
+        for name in _listed_in(place)[1]
+        if name.lower().endswith((*LIST_SUFFIXES, ".mat")) and splits_named(name)
+    ]
 
 
 def _other_shards(folder: str, entered: Iterable[str]) -> list[str]:
@@ -161,7 +184,8 @@ def names_test(location: str) -> bool:
 def _find(location: str) -> Splits:
     if options := options_of(location):
         folder = location.removesuffix(options)
-        if is_remote(folder) or os.path.isdir(folder):
+        has_lists = any(f"#{split}=" in options for split in SPLITS)  # of the splits
+        if (is_remote(folder) or os.path.isdir(folder)) and not has_lists:
             without = _find(folder)
             with_options = {split: path + options for split, path in without.found.items()}
             return without._replace(found=with_options)
