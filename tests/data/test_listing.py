@@ -12,6 +12,7 @@ import pytest
 from tests.data.tars import write_files
 from tests.errors import raises
 from trainyard.data import formats
+from trainyard.data.formats import listing
 from trainyard.data.formats.left_out import COLUMNS
 from trainyard.data.index.build import open_index
 from trainyard.data.index.label_space import name_remarks
@@ -143,7 +144,6 @@ def test_other_dialects_and_names_of_columns(folder: Path, name: str, text: str)
         ("is_test", "0", "1", "test"),
         ("train", "1", "0", "test"),
         ("Usage", "Training", "PublicTest", "test"),
-        ("data set", "train", "valid", "val"),
         ("phase", "train2017", "val2017", "val"),
     ],
 )
@@ -166,6 +166,31 @@ def test_a_split_by_another_name_is_named_and_taken_by_its_option(
     index = open_index(f"{location}#split=none")
     assert len(index) == 3
     assert index.left_out.kinds == {COLUMNS: (2, f"{column!r}, 'id'")}
+
+
+def test_a_column_of_words_for_splits_is_taken(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "path,label,Data set\n2.jpg,a,train\na/1.jpg,b,valid\né.png,b,test\n"
+    location = write_csv(folder, text)
+    train, val = find_splits(location).values()
+    assert (images_of(train), images_of(val)) == ([("2.jpg", "a")], [("a/1.jpg", "b")])
+    assert "'Data set'" in capfd.readouterr().err
+    assert len(open_index(f"{location}#split=none")) == 3
+    monkeypatch.setattr(listing, "HEAD", 3)  # rows after it say something else
+    location = write_csv(folder, f"{text}2.jpg,a,other\n")
+    with raises("list.unknown-split", line=5, split="other"):
+        open_index(f"{location}#train")
+
+
+def test_splits_by_number_are_asked_for(folder: Path) -> None:
+    """CelebA's; of three folds, two would be held out."""
+    location = write_csv(folder, "path,label,partition\n2.jpg,a,0\na/1.jpg,b,1\né.png,b,2\n")
+    with raises("list.unknown-split", line=2, split="0") as caught:
+        open_index(location)
+    assert f"{location}#split=partition" in str(caught.value)
+    for split, image in (("train", "2.jpg"), ("val", "a/1.jpg"), ("test", "é.png")):
+        assert images_of(f"{location}#split=partition#{split}")[0][0] == image
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import lru_cache
 
 from trainyard.data.formats.left_out import COLUMNS, LeftOut
-from trainyard.data.formats.split_names import split_named, splits_named
+from trainyard.data.formats.split_names import is_split_word, split_named, splits_named
 from trainyard.errors import DataError
 from trainyard.hints import did_you_mean
 
@@ -25,6 +25,8 @@ LISTS = "labels"
 """The name of a column of lists of labels, in a list."""
 _YES, _NO = {"1", "true", "yes"}, {"0", "false", "no"}
 _LIKELY = {"data_set", "dataset", "fold", "mode", "phase", "set", "stage", "usage"}
+NUMBERED = {"0": "train", "1": "val", "2": "test"}
+"""The splits by number, as CelebA has them, for a column that the user names."""
 _FEW = 12  # values of a column of splits; one of paths has more, that name a split too
 
 
@@ -64,6 +66,17 @@ def find_split(
     if wanted == "none":
         return None
     return find_column("split", names, path, header=header, wanted=wanted)
+
+
+def likely_split(names: Sequence[str], head: Sequence[Sequence[str]]) -> int | None:
+    """The only column of a likely name with words for splits alone in the first rows; else None."""
+    found = []
+    for at, name in enumerate(names):
+        words = {row[at].strip().lower() for row in head}
+        is_split = plain(name) in _LIKELY and all(map(is_split_word, words))
+        if is_split and len(set(map(split_named, words))) > 1:
+            found.append(at)
+    return found[0] if len(found) == 1 else None
 
 
 class Unread:

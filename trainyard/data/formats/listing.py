@@ -25,11 +25,13 @@ from typing import NamedTuple
 from trainyard.data.formats.cells import Images, parts_of
 from trainyard.data.formats.columns import (
     LISTS,
+    NUMBERED,
     Unread,
     find_column,
     find_split,
     flag_of_cell,
     has_column,
+    likely_split,
     missing,
     plain,
     several_columns,
@@ -111,10 +113,25 @@ def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
         return named
     path, wanted = _list_path(place), place.options.get("split")
     table = Table(path, lambda cells: (wanted or "").isdigit() and wanted not in cells)
-    at = find_split(table.names, path, header=table.header, wanted=wanted)
-    cells = dict.fromkeys(row[at].strip() for _, row in table.rows()) if at is not None else ()
-    splits = (split_of_cell(table.names[at or 0], cell) for cell in cells)
+    at = _divider(table, wanted)
+    if at is None:
+        return ()
+    cells = dict.fromkeys(row[at].strip() for _, row in table.rows())
+    splits = (_split_of(table.names[at], cell, wanted) for cell in cells)
     return tuple(dict.fromkeys(split for split in splits if split))
+
+
+def _divider(table: Table, wanted: str | None) -> int | None:
+    """The column of the splits, also one that its cells tell. `wanted` is its name, or "none"."""
+    at = find_split(table.names, table.path, header=table.header, wanted=wanted)
+    if at is None and wanted is None:
+        return likely_split(table.names, [cells for _, cells in islice(table.rows(), HEAD)])
+    return at
+
+
+def _split_of(column: str, cell: str, wanted: str | None) -> str:
+    split = split_of_cell(column, cell)
+    return split or (NUMBERED.get(cell, "") if wanted else "")
 
 
 def _lists(place: ResolvedLocation) -> list["_List"]:
@@ -178,35 +195,40 @@ def _duplicates(lists: Sequence["_List"], hashes: "array[int]") -> dict[int, tup
         other, known = first.setdefault(row.path, (one, row))
         if known is row:
             continue
-        other_line = f"{known.line}" if other is one else f"{known.line} of {other.path}"
-        if one.images.is_searched and parts_of(row.cell) != parts_of(known.cell):
-            raise DataError(
-                "list.cells-of-one-image",
-                "{path}, line {line}: {cell!r} stands for {image}, as {other!r} does in line "
-                "{other_line}: fetch the missing image, or write the paths of both",
-                path=one.path,
-                line=row.line,
-                cell=row.cell,
-                image=row.path,
-                other=known.cell,
-                other_line=other_line,
-            )
-        if ({*known.labels}, known.split) != ({*row.labels}, row.split):
-            hint = f"; several labels go into a column {LISTS}, as in a|b"
-            raise DataError(
-                "list.image-contradicted",
-                "{path}, line {line}: {image}: is {value} here and {other} in line {other_line}: "
-                "leave one out{hint}",
-                path=one.path,
-                line=row.line,
-                image=row.path,
-                value=_about(row),
-                other=_about(known),
-                other_line=other_line,
-                hint="" if one.has_list or known.split != row.split else hint,
-            )
+        _check_repeated(one, row, other, known)
         again[number] = one, row
     return again
+
+
+def _check_repeated(one: "_List", row: _Row, other: "_List", known: _Row) -> None:
+    """DataError if a row contradicts an earlier one of its image."""
+    other_line = f"{known.line}" if other is one else f"{known.line} of {other.path}"
+    if one.images.is_searched and parts_of(row.cell) != parts_of(known.cell):
+        raise DataError(
+            "list.cells-of-one-image",
+            "{path}, line {line}: {cell!r} stands for {image}, as {other!r} does in line "
+            "{other_line}: fetch the missing image, or write the paths of both",
+            path=one.path,
+            line=row.line,
+            cell=row.cell,
+            image=row.path,
+            other=known.cell,
+            other_line=other_line,
+        )
+    if ({*known.labels}, known.split) != ({*row.labels}, row.split):
+        hint = f"; several labels go into a column {LISTS}, as in a|b"
+        raise DataError(
+            "list.image-contradicted",
+            "{path}, line {line}: {image}: is {value} here and {other} in line {other_line}: "
+            "leave one out{hint}",
+            path=one.path,
+            line=row.line,
+            image=row.path,
+            value=_about(row),
+            other=_about(known),
+            other_line=other_line,
+            hint="" if one.has_list or known.split != row.split else hint,
+        )
 
 
 def _list_path(place: ResolvedLocation) -> str:
@@ -331,9 +353,8 @@ class _List:
         self.table = Table(self.path, self._is_row, images.has_end)
         names, header, options = self.table.names, self.table.header, place.options
         find = partial(find_column, names=names, path=self.path, header=header)
-        is_divided = bool(_named_splits(place))
-        wanted_split = "none" if is_divided else options.get("split")
-        self.divider = find_split(names, self.path, header=header, wanted=wanted_split)
+        self.wanted_split = "none" if _named_splits(place) else options.get("split")
+        self.divider = _divider(self.table, self.wanted_split)
         label, image = options.get("label"), find("path", wanted=options.get("path"))
         is_one_hot = label is not None and "," in label and label not in names
         wanted: list[str | None] = [*label.split(",")] if label and is_one_hot else [label]
@@ -454,6 +475,8 @@ class _List:
             print_line(f"{self.path}: has no header: {image}")
         elif self.is_guessed:
             print_line(f"{self.path}: its column {names[self.image]!r} names the images")
+        if self.divider is not None and not has_column("split", [names[self.divider]]):
+            print_line(f"{self.path}: its column {names[self.divider]!r} names the splits")
         if self.labels[1:] and (row := survey.several):
             print_line(f"{self.path}, line {row.line}: has several labels: each row has a list")
         if row := survey.searched:
@@ -609,11 +632,15 @@ class _List:
 
         `kinds`: the first cell of each split.
         """
-        split = split_of_cell(self.table.names[self.divider or 0], cell)
+        column = self.table.names[self.divider or 0]
+        split = _split_of(column, cell, self.wanted_split)
         if not cell:
             raise self._is_empty(line, "its split")
         if not split:
             hint = did_you_mean(cell, ("train", "val", "test", "training", "validation"))
+            if cell in NUMBERED:
+                location = self.place.location + self.place.option_text
+                hint = f": {location}#split={column} takes 0, 1 and 2 for these"
             raise DataError(
                 "list.unknown-split",
                 "{path}, line {line}: its split is {split!r}, none of train, val and test{hint}",
