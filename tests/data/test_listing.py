@@ -627,3 +627,18 @@ def test_the_splits_of_a_list_by_lists(folder: Path) -> None:
     assert index.left_out.kinds["images in no list of a split"] == (1, f"{location}, line 4")
     with raises("list.image-of-two-splits", line=2, split="train"):
         open_index(f"{location}#train=one.csv#val=one.csv#val")
+
+
+@pytest.mark.parametrize(
+    ("names", "classes"), [("cow ant cow", ("ant", "cow")), ("cow ant elk", ("0", "7"))]
+)
+def test_a_column_of_names_beside_numbers(
+    folder: Path, names: str, classes: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = zip(("2.jpg", "a/1.jpg", "é.png"), (7, 0, 7), names.split(), strict=True)
+    lines = [f"{path},{number},{name}" for path, number, name in rows]
+    location = write_csv(folder, "\n".join(["path,label,class_name", *lines]))
+    index = open_index(location)
+    assert (index.classes, index.left_out.kinds) == (classes, {})
+    assert [label for *_, label in samples(index)][1] == classes[0]
+    assert "'class_name'" in capfd.readouterr().err

@@ -55,6 +55,7 @@ _CHUNK = 256  # images that a thread looks at in a row
 _SURE, _EACH = 100, 64  # the first rows, and each n-th one, are looked up before all others
 _ODD = re.compile(r"^[/.]|//|/\.|[:\0]|/$")  # of a cell that may be no plain path
 _WHOLE = re.compile(r"\.0+$")  # the end of a whole number, as MXNet writes labels
+_NAMES_OF_LABELS = ("label_name", "class_name")  # columns beside numbers
 _NAMED = 3  # images that a message names
 _DUPLICATE = "rows of an image that has a row already"
 _UNLABELLED = "rows without a label"
@@ -91,7 +92,7 @@ def scan(place: ResolvedLocation) -> Scan:
     for one, row in again.values():
         left_out.add(_DUPLICATE, f"{one.path}, line {row.line}")
     labels = {*chain.from_iterable(survey.labels for survey in surveys)}
-    name_of = lists[0].class_names(labels)
+    name_of = lists[0].class_names(labels, surveys[0].names)
     classes = sorted({*name_of.values()})
     number_of = {name: number for number, name in enumerate(classes)}
     names = [os.path.relpath(one.path, place.root) for one in lists]
@@ -326,6 +327,8 @@ class _Survey:
         self.folders, self.labels = set[str](), set[str]()
         self.searched: _Row | None = None
         """The first row whose cell stands for an image of another path."""
+        self.names: dict[str, str] = {}
+        """The name beside each label, of a list with a column of names."""
         self.several: _Row | None = None
         self.none: _Row | None = None
         """The first row with several labels, and the first without any."""
@@ -374,6 +377,10 @@ class _List:
                 "for each class: leave one of them out",
                 location=place.location + place.option_text,
             )
+        named = (at for at, name in enumerate(names) if plain(name) in _NAMES_OF_LABELS)
+        is_single = len(self.labels) == 1 and not self.has_list
+        self.name = next((at for at in named if is_single and at not in self.labels), None)
+        """The column of a name for each label."""
         self.unlabelled = options.get("unlabelled", "")
         self.leaves_out = self.unlabelled == "none"
 
@@ -426,7 +433,9 @@ class _List:
 
     def survey(self) -> _Survey:
         """One pass over the rows. DataError for a wrong line, and for a column of splits unread."""
-        survey = _Survey(Unread(self.table.names, (self.image, *self.labels, self.divider)))
+        survey = _Survey(
+            Unread(self.table.names, (self.image, *self.labels, self.name, self.divider))
+        )
         was_searched = self.images.is_searched
         for row in self._read(looks=True):
             survey.unread.see(row.cells)
@@ -436,6 +445,10 @@ class _List:
             if was_searched and not survey.searched and row.path != row.cell:
                 survey.searched = row
             survey.add(row)
+            if self.name is not None and row.labels:
+                name = row.cells[self.name].strip()
+                if survey.names.setdefault(row.labels[0], name) != name:
+                    survey.names[row.labels[0]] = ""
         if self.images.is_searched and not was_searched:
             return self.survey()
         if self.labels[1:]:
@@ -457,8 +470,17 @@ class _List:
             )
         return survey
 
-    def class_names(self, labels: set[str]) -> dict[str, str]:
-        """The name of the class of each label: of folders, the path below the one above them."""
+    def class_names(self, labels: set[str], beside: dict[str, str]) -> dict[str, str]:
+        """The name of the class of each label: of folders, the path below the one above them.
+
+        `beside`: names in a column of their own; they count for numbers, one name for each.
+        """
+        if beside and all(map(str.isdigit, labels)):
+            is_one_to_one = all(beside.values()) and len({*beside.values()}) == len(beside)
+            what = "names the labels" if is_one_to_one else "has no name for each label: not used"
+            print_line(f"{self.path}: its column {self.table.names[self.name or 0]!r} {what}")
+            if is_one_to_one and beside.keys() == labels:
+                return beside
         if self.labels:
             return dict(zip(labels, labels, strict=True))
         folders = {label: os.path.abspath(self.place.path(label)) for label in labels}

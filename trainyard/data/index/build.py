@@ -17,6 +17,7 @@ from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.index.label_lists import joined
 from trainyard.data.index.label_space import plain_names
+from trainyard.data.index.names_beside import files_beside, names_beside
 from trainyard.data.index.outside import names_stay_inside
 from trainyard.data.index.stamps import (
     IMAGES,
@@ -131,7 +132,7 @@ def _stamps_of(scan: Scan) -> Stamps:
     # A manifest may name the classes; the server's is read with the splits at each start.
     manifests = () if is_remote(root) else (FILE_NAME, os.path.join("..", FILE_NAME))
     shards = frozenset(scan.watched if scan.files else ())
-    return stamps(root, (*scan.watched, *manifests), shards)
+    return stamps(root, (*scan.watched, *manifests, *files_beside(root)), shards)
 
 
 def _tell_untagged(location: str, watched: Stamps) -> None:
@@ -282,6 +283,9 @@ def _name_classes(scan: Scan, tables: dict[str, _Table], watched: Stamps) -> lis
     manifest = manifest_of(scan.place.root, scan.place.names, warns=True)
     known = plain_names((manifest and manifest.classes) or (), where)
     names = plain_names(scan.classes or (), where)
+    if not known and (labels := _numbers(scan, names, tables)):
+        named = names_beside(scan.place.root, labels)
+        names = plain_names([named[label] for label in labels], where) if named else names
     # Records of TFRecord name their classes; without any record only the manifest does.
     if not names or (known and known[: len(names)] == names):
         if manifest and known:
@@ -304,6 +308,14 @@ def _name_classes(scan: Scan, tables: dict[str, _Table], watched: Stamps) -> lis
         for table in tables.values():
             table.relabel(numbers)
     return classes
+
+
+def _numbers(scan: Scan, names: list[str], tables: dict[str, _Table]) -> list[int]:
+    """The class numbers of data without names, and of a list whose labels are numbers."""
+    if not names:
+        return [*range(1 + max(max(table.label, default=-1) for table in tables.values()))]
+    is_number = all(name.isdecimal() and name == f"{int(name)}" for name in names)
+    return [*map(int, names)] if is_number and scan.format == "list" else []
 
 
 def _check_described(
