@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import os
 from pathlib import Path
 from random import Random
@@ -54,12 +55,6 @@ def test_csv_with_splits(folder: Path) -> None:
     assert samples(train) == [(f"{folder}/a/1.jpg", 3, "dog"), (f"{folder}/a/b, c.jpg", 3, "ape")]
     assert samples(val) == [(f"{folder}/2.jpg", 5, "dog")]
     assert (train.classes, train.has_names) == (("ape", "dog"), True) == (val.classes, True)
-
-
-def test_json_lines_are_no_list(folder: Path) -> None:
-    path = write_csv(folder, '{"path": "2.jpg", "label": 3}\n', "photos.jsonl")
-    with raises("data.unknown-format", location=path):
-        open_index(path)
 
 
 NO_COLUMN, TWICE = "data.no-column", "data.several-columns"
@@ -642,3 +637,86 @@ def test_a_column_of_names_beside_numbers(
     assert (index.classes, index.left_out.kinds) == (classes, {})
     assert [label for *_, label in samples(index)][1] == classes[0]
     assert "'class_name'" in capfd.readouterr().err
+
+
+# --- JSON ---
+
+COCO: dict[str, Any] = {
+    "info": {},
+    "images": [
+        {"id": 4, "file_name": "1.jpg", "width": 3},
+        {"id": 9, "file_name": "b, c.jpg"},
+        {"id": 5, "file_name": "é.png"},
+    ],
+    "annotations": [
+        {"id": 1, "image_id": 9, "category_id": 2, "bbox": [1, 2, 3, 4]},
+        {"id": 2, "image_id": 4, "category_id": 7},
+        {"id": 3, "image_id": 9, "category_id": 2},
+        {"id": 4, "image_id": 5, "category_id": 2},
+    ],
+    "categories": [{"id": 7, "name": "cat"}, {"id": 2, "name": "dog"}],
+}
+STUDIO = [
+    {"image": "/data/upload/1/1.jpg", "choice": "cat"},
+    {"id": 3, "image": "b, c", "choice": "dog"},
+    {"image": "2.jpg", "choice": None},
+]
+HUB = [
+    {"file_name": "a/1.jpg", "label": "cat"},
+    {"file_name": "a/b, c.jpg", "label": "dog", "boxes": [1]},
+]
+SAGEMAKER = [
+    {"source-ref": "s3://bucket/a/1.jpg", "x-metadata": {"class-name": "cat"}},
+    {"source-ref": "s3://bucket/b, c.jpg", "x": 1, "x-metadata": {"class-name": "dog"}},
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "trees", "option"),
+    [
+        ("coco.json", [COCO], ""),
+        ("min.json", [STUDIO], "#label=choice#unlabelled=none"),
+        ("metadata.jsonl", HUB, ""),
+        ("out.manifest", SAGEMAKER, "#label=x-metadata.class-name"),
+    ],
+    ids=["COCO", "Label Studio", "the Hub", "SageMaker"],
+)
+def test_lists_in_json(folder: Path, name: str, trees: list[object], option: str) -> None:
+    location = write_csv(folder, "\n\n".join(map(json.dumps, trees)), name)
+    assert images_of(location + option)[:2] == [("a/1.jpg", "cat"), ("a/b, c.jpg", "dog")]
+
+
+def test_lists_of_labels_in_json(folder: Path) -> None:
+    more = COCO["annotations"] + [{"image_id": 4, "category_id": 2}]
+    location = write_csv(folder, json.dumps(COCO | {"annotations": more}), "coco.json")
+    assert label_lists(location) == [["cat", "dog"], ["dog"], ["dog"]]
+    rows = [{"path": "2.jpg", "label": ["a|b", "c"]}, {"path": "a/1.jpg", "label": []}]
+    location = write_csv(folder, "\n".join(map(json.dumps, rows)), "a.jsonl")
+    assert label_lists(location) == [["a|b", "c"], []]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("a.jsonl", '{"path": "2.jpg", "label": 3}\n[1]\n', 2),
+        ("a.jsonl", '{"path": "2.jpg", "label": 3}\n{"path"\n', 2),
+        ("a.json", '{"path": "2.jpg", "label": 3}', 1),
+        ("a.json", "[1, 2]", 1),
+        ("a.json", "[" * 100_000, 1),
+        ("a.json", json.dumps(COCO | {"annotations": [{"image_id": 8, "category_id": 2}]}), 1),
+        ("a.json", json.dumps(COCO | {"categories": [{"id": 2, "name": "x"}] * 2}), 1),
+        ("a.json", json.dumps(COCO | {"images": [1]}), 1),
+    ],
+)
+def test_json_of_another_kind(folder: Path, name: str, text: str, line: int) -> None:
+    location = write_csv(folder, text, name)
+    with raises("list.not-json", path=location, line=line):
+        open_index(location)
+
+
+def test_images_without_an_annotation_are_told(folder: Path) -> None:
+    tree = COCO | {"annotations": COCO["annotations"][:2]}
+    location = write_csv(folder, json.dumps(tree), "coco.json")
+    with raises("list.no-label", line=3):
+        open_index(location)
+    assert len(open_index(f"{location}#unlabelled=none")) == 2

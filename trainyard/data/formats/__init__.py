@@ -67,7 +67,7 @@ def recognise(place: ResolvedLocation) -> str:
     raise DataError(
         "data.unknown-format",
         "{location}: not a known format; expected a folder, tars, TFRecords, HDF5, Parquet, "
-        "packed files, or a list of images (.csv, .tsv, .txt, .lst)",
+        "packed files, or a list of images (.csv, .tsv, .txt, .lst, .json, .jsonl)",
         location=place.location,
     )
 

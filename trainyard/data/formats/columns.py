@@ -16,7 +16,9 @@ from trainyard.hints import did_you_mean
 
 # The first name of each kind has precedence; of the others a table may have one.
 _NAMES = {
-    "path": "path file filename file_name filepath file_path image image_path img img_path",
+    "path": (
+        "path file filename file_name filepath file_path image image_path img img_path source_ref"
+    ),
     "image": "image img jpg jpeg png webp picture photo",
     "label": "label labels fine_label coarse_label label_name class class_name category target",
     "split": "split subset partition",

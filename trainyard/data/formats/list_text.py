@@ -7,7 +7,7 @@ Text is UTF-8, or UTF-16 with its mark. Commas, semicolons or tabs separate cell
 import codecs
 import csv
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain, islice
 
 from trainyard.errors import DataError
@@ -29,6 +29,9 @@ class Table:
     is True for a text that names one with all its blanks.
     """
 
+    lists: Collection[str] = ()
+    """The columns with several values in a cell, of JSON."""
+
     def __init__(
         self,
         path: str,
@@ -36,7 +39,7 @@ class Table:
         is_image: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self.path = path
-        first = next(_text_lines(path), "")
+        first = next(text_lines(path), "")
         bare = _QUOTED.sub("", first)
         self._delimiter = max(_DELIMITERS, key=bare.count)
         is_blank = path.lower().endswith(_BLANK_SUFFIXES) and self._delimiter not in bare
@@ -74,7 +77,7 @@ class Table:
             yield line, cells
 
     def _cells(self) -> Iterator[Row]:
-        lines = _text_lines(self.path)
+        lines = text_lines(self.path)
         if self._splits is not None:
             for number, text in enumerate(lines, start=1):
                 text = text.strip()
@@ -96,7 +99,7 @@ class Table:
             ) from None
 
 
-def _text_lines(path: str) -> Iterator[str]:
+def text_lines(path: str) -> Iterator[str]:
     """The lines of a file with their ends; DataError names the first that is not UTF-8."""
     try:
         with open(path, "rb") as file:

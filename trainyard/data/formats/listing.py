@@ -38,6 +38,8 @@ from trainyard.data.formats.columns import (
     split_of_cell,
 )
 from trainyard.data.formats.left_out import LeftOut
+from trainyard.data.formats.list_json import END, JsonTable
+from trainyard.data.formats.list_json import SUFFIXES as JSON
 from trainyard.data.formats.list_text import HEAD, Table
 from trainyard.data.formats.scan import FileRows, Scan, num_threads, several
 from trainyard.data.formats.split_names import SPLITS, rest_of
@@ -49,7 +51,7 @@ from trainyard.hints import did_you_mean
 from trainyard.printable import print_line
 
 OPTIONS = ("path", "label", "between", "unlabelled", "root", "split", *SPLITS)
-SUFFIXES = (".csv", ".tsv", ".txt", ".lst")
+SUFFIXES = (".csv", ".tsv", ".txt", ".lst", *JSON)
 _BETWEEN = "|"  # labels in a cell
 _CHUNK = 256  # images that a thread looks at in a row
 _SURE, _EACH = 100, 64  # the first rows, and each n-th one, are looked up before all others
@@ -113,13 +115,23 @@ def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
     if named := _named_splits(place):
         return named
     path, wanted = _list_path(place), place.options.get("split")
-    table = Table(path, lambda cells: (wanted or "").isdigit() and wanted not in cells)
+    table = _table(path, lambda cells: (wanted or "").isdigit() and wanted not in cells)
     at = _divider(table, wanted)
     if at is None:
         return ()
     cells = dict.fromkeys(row[at].strip() for _, row in table.rows())
     splits = (_split_of(table.names[at], cell, wanted) for cell in cells)
     return tuple(dict.fromkeys(split for split in splits if split))
+
+
+def _table(
+    path: str,
+    is_row: Callable[[Sequence[str]], bool],
+    is_image: Callable[[str], bool] = lambda _: False,
+) -> Table:
+    """The rows of a file of any of the SUFFIXES."""
+    is_json = path.lower().endswith(JSON)
+    return JsonTable(path) if is_json else Table(path, is_row, is_image)
 
 
 def _divider(table: Table, wanted: str | None) -> int | None:
@@ -353,7 +365,7 @@ class _List:
         self.members: dict[str, str] | None = None
         """The split of each image by the lists of the splits; None without these."""
         self.is_lst = path.lower().endswith(".lst")
-        self.table = Table(self.path, self._is_row, images.has_end)
+        self.table = _table(path, self._is_row, images.has_end)
         names, header, options = self.table.names, self.table.header, place.options
         find = partial(find_column, names=names, path=self.path, header=header)
         self.wanted_split = "none" if _named_splits(place) else options.get("split")
@@ -367,8 +379,9 @@ class _List:
         self.image = self._column_of_images() if image is None else image
         self.labels = self.labels or self._other_columns()
         """The column of the labels, or one for each class; none if the folder is the class."""
-        self.between = options.get("between", _BETWEEN)
-        is_list = any(plain(names[at]) == LISTS for at in self.labels)
+        is_json_list = any(names[at] in self.table.lists for at in self.labels)
+        self.between = END if is_json_list else options.get("between", _BETWEEN)
+        is_list = is_json_list or any(plain(names[at]) == LISTS for at in self.labels)
         self.has_list = not is_one_hot and (is_list or "between" in options)
         if is_one_hot and "between" in options:
             raise DataError(
@@ -564,6 +577,7 @@ class _List:
             if not self.has_list and text:
                 return [text]
             between = self.between if self.between.strip() else None  # any blanks
+            text = text.removesuffix(END)
             labels = [part.strip() for part in text.split(between)] if text else []
         is_named = self.unlabelled and not self.leaves_out
         return labels or ([self.unlabelled] if is_named and self.labels else [])
