@@ -720,3 +720,41 @@ def test_images_without_an_annotation_are_told(folder: Path) -> None:
     with raises("list.no-label", line=3):
         open_index(location)
     assert len(open_index(f"{location}#unlabelled=none")) == 2
+
+
+# --- lists that no rule reads ---
+
+
+def test_a_list_that_names_no_images_tells_the_nearest_column(tmp_path: Path) -> None:
+    write_files(tmp_path, ["images/a.jpg"])
+    location = write_csv(tmp_path, "sex,id,breed\nf,a,x\nf,b,y\n")
+    with raises("list.no-images-named", column="id", cell="a", example="images/a.jpg"):
+        open_index(f"{location}#label=breed")
+    with raises(UNREADABLE, line=3, image="b"):
+        open_index(f"{location}#label=breed#path=id")
+    (tmp_path / "images/a.jpg").unlink()
+    with raises("list.no-images-named", column="id", example="no image"):
+        open_index(f"{location}#label=breed")
+
+
+@pytest.mark.parametrize(
+    ("header", "likely"), [("path,id,kind,sex", "kind"), ("path,id,cat, dog", "cat,dog")]
+)
+def test_a_list_without_a_label_has_an_example_of_its_own(
+    folder: Path, header: str, likely: str
+) -> None:
+    rows = ["2.jpg,7,1,0", "a/1.jpg,8,0,1", "é.png,9,1,0"]
+    if likely == "kind":
+        rows = ["2.jpg,7,x,f", "a/1.jpg,8,y,f", "é.png,9,x,f"]
+    location = write_csv(folder, "\n".join([header, *rows]))
+    with raises("data.no-column", kind="label") as caught:
+        open_index(location)
+    assert f"{location}#label={likely}" in str(caught.value)
+    assert len(open_index(f"{location}#label={likely}").classes) == 2
+
+
+def test_images_without_class_folders_are_named_by_a_list_beside_them(tmp_path: Path) -> None:
+    write_files(tmp_path, ["train/1.jpg", "labels.csv"])
+    with raises("data.no-class-folders") as caught:
+        open_index(f"{tmp_path}/train")
+    assert f"{tmp_path}/labels.csv" in str(caught.value)

@@ -5,6 +5,7 @@ may hold several splits, `splits_inside(place) -> tuple of their names`. OPTIONS
 in a location that it takes.
 """
 
+import os
 from types import ModuleType
 
 from trainyard.data.formats import (
@@ -34,6 +35,8 @@ FORMATS: dict[str, ModuleType] = {
     "tar": class_tar,
 }
 
+_NAMED = 3  # lists that a message names
+
 FITS_NONE = ("data.no-class-folders", "data.no-images")
 """Codes of the errors of a folder that no format recognises."""
 
@@ -48,13 +51,15 @@ def recognise(place: ResolvedLocation) -> str:
         left_out = folder.files_left_out(place.root)
         loose, _ = left_out.kinds.get(LOOSE, (0, ""))
         if loose:
+            lists = _lists_beside(place.root)
             raise DataError(
                 "data.no-class-folders",
                 "{location}: holds {num_images:,} images, but no folder of a class; expected one "
                 "folder per class (CLASS/*.jpg), or tars, TFRecords, HDF5, Parquet or packed "
-                "files in it",
+                "files in it{hint}",
                 location=place.location,
                 num_images=loose,
+                hint=f"; or name a list of them: {' or '.join(lists)}" if lists else "",
             )
         hint = f"; left out: {left_out}" if left_out else ""
         raise DataError(
@@ -70,6 +75,17 @@ def recognise(place: ResolvedLocation) -> str:
         "packed files, or a list of images (.csv, .tsv, .txt, .lst, .json, .jsonl)",
         location=place.location,
     )
+
+
+def _lists_beside(folder: str) -> list[str]:
+    """The first lists in a folder, or else in the one above it."""
+    for place in (folder, os.path.join(folder, "..")):
+        names = sorted(
+            name for name in os.listdir(place) if name.lower().endswith(listing.SUFFIXES)
+        )
+        if names:
+            return [os.path.normpath(os.path.join(place, name)) for name in names[:_NAMED]]
+    return []
 
 
 def _check_options(place: ResolvedLocation, name: str) -> None:

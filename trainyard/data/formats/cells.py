@@ -54,6 +54,11 @@ class Images:
             if depth == deepest and not _is_other_split(one, above, depth)
         ]
 
+    def example(self) -> str:
+        """An image below the folder; "" without any."""
+        found = next(iter(self._by_stem.values()), "")
+        return found if isinstance(found, str) else found[0]
+
     def has_end(self, cell: str) -> bool:
         """True if the path of an image ends in all of a cell."""
         above = parts_of(cell)[:-1]

@@ -169,14 +169,35 @@ def several_columns(kind: str, names: Sequence[str], path: str, header: str = ""
     )
 
 
+def likely_label(
+    names: Sequence[str], head: Sequence[Sequence[str]], taken: Collection[int | None]
+) -> str:
+    """The column, or the columns of a class each, that may hold the labels; "" if none is likely.
+
+    Labels come again in the first rows, and are not all alike. `taken`: columns of something else.
+    """
+    cells = {
+        name.strip(): [row[at] for row in head] for at, name in enumerate(names) if at not in taken
+    }
+    flags = [name for name in cells if {*map(flag_of_cell, cells[name])} == {True, False}]
+    if flags[1:]:
+        return ",".join(flags)
+    return next((name for name in cells if 1 < len({*cells[name]}) < len(head)), "")
+
+
 def _hint(kind: str) -> str:
     return f"name one: LOCATION#{kind}=COLUMN" if kind in ("label", "path") else ""
 
 
-def missing(kind: str, names: Sequence[str], path: str, header: str = "") -> DataError:
-    """The error of a table without a kind of column; it names the usual ones, and those there."""
+def missing(
+    kind: str, names: Sequence[str], path: str, header: str = "", *, example: str = ""
+) -> DataError:
+    """The error of a table without a kind of column; it names the usual ones, and those there.
+
+    `example`: the location with an option that may name the column.
+    """
     *usual, last = _NAMES[kind].split()
-    hint = _hint(kind)
+    hint = f"name one: {example}" if example else _hint(kind)
     return DataError(
         "data.no-column",
         "{path}{header}: has no column of the {kind} ({usual} or {last}), but {names}{hint}",

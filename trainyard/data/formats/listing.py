@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
-from itertools import chain, count, islice
+from itertools import chain, count, islice, takewhile
 from stat import S_ISLNK, S_ISREG
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ from trainyard.data.formats.columns import (
     find_split,
     flag_of_cell,
     has_column,
+    likely_label,
     likely_split,
     missing,
     plain,
@@ -409,7 +410,7 @@ class _List:
 
     def _column_of_images(self) -> int:
         """The column whose cells are images. DataError if none is, or several are."""
-        names, head = self.table.names, [cells for _, cells in islice(self.table.rows(), HEAD)]
+        names, head = self.table.names, self._head()
         found = list[int]()
         for at in range(len(names) if head else 0):
             cells = [row[at].strip() for row in head]
@@ -424,7 +425,37 @@ class _List:
         if found:
             either = [names[at] for at in found]
             raise several_columns("path", either, self.path, self.table.header)
-        raise missing("path", names, self.path, self.table.header)
+        if not head:
+            raise missing("path", names, self.path, self.table.header)
+        raise self._names_no_images(head)
+
+    def _names_no_images(self, head: Sequence[Sequence[str]]) -> DataError:
+        """The error of a list whose cells are no images; it names the nearest column."""
+
+        def nearness(at: int) -> tuple[int, int]:
+            cells = [row[at].strip() for row in head]
+            images = sum(1 for _ in takewhile(self._is_image, cells))
+            return images, len({*cells})
+
+        at = max(range(len(self.table.names)), key=nearness)
+        location = self.place.location + self.place.option_text
+        example = self.images.example() or "no image"
+        return DataError(
+            "list.no-images-named",
+            "{path}{header}: no column names images in {folder}, which holds {example}; {column!r} "
+            "with {cell!r} is nearest: '{location}#root=FOLDER' names another folder, and "
+            "'{location}#path={column}' tells which cell has no image",
+            path=self.path,
+            header=self.table.header,
+            folder=self.root,
+            example=example,
+            column=self.table.names[at],
+            cell=head[0][at],
+            location=location,
+        )
+
+    def _head(self) -> list[list[str]]:
+        return [cells for _, cells in islice(self.table.rows(), HEAD)]
 
     def _other_columns(self) -> list[int]:
         """The column of the labels in a list without a header, if it has a further one.
@@ -435,9 +466,11 @@ class _List:
         if self.table.has_header and self.split:
             return []
         if self.table.has_header:
-            raise missing("label", names, self.path, header)
+            likely = likely_label(names, self._head(), (self.image, self.divider))
+            example = f"{self.place.location}{self.place.option_text}#label={likely}"
+            raise missing("label", names, self.path, header, example=example if likely else "")
         others = [at for at in range(len(names)) if at not in (self.image, self.divider)]
-        cells = [row[0].strip() for _, row in islice(self.table.rows(), HEAD)]
+        cells = [row[0].strip() for row in self._head()]
         if self.image and len({*cells}) == len(cells) > 1 and all(map(str.isdigit, cells)):
             others.remove(0)
         if others[1:]:
