@@ -758,3 +758,13 @@ def test_images_without_class_folders_are_named_by_a_list_beside_them(tmp_path: 
     with raises("data.no-class-folders") as caught:
         open_index(f"{tmp_path}/train")
     assert f"{tmp_path}/labels.csv" in str(caught.value)
+
+
+def test_a_link_back_opens_no_folder_outside(tmp_path: Path) -> None:
+    """Its target is inside, and the file beside it is not."""
+    write_files(tmp_path, ["root/1.jpg", "outside/2.jpg"])
+    (tmp_path / "root/out").symlink_to(tmp_path / "outside")
+    (tmp_path / "outside/back.jpg").symlink_to(tmp_path / "root/1.jpg")
+    location = write_csv(tmp_path / "root", "path,label\nout/back.jpg,x\nout/2.jpg,y\n")
+    with raises("list.link-leaves-folder", line=3, target=tmp_path / "outside/2.jpg"):
+        open_index(location)

@@ -17,9 +17,10 @@ import re
 from array import array
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from contextlib import suppress
+from functools import partial
 from itertools import chain, count, islice, takewhile
-from stat import S_ISLNK, S_ISREG
+from stat import S_ISREG
 from typing import NamedTuple
 
 from trainyard.data.formats.cells import Images, parts_of
@@ -270,7 +271,7 @@ def _file_rows(
     with ThreadPoolExecutor(threads) as pool:
         for one in lists:
             kept = (row for row in one.rows() if next(number) not in left_out)
-            sizes_of = partial(_sizes, one, cache(os.path.realpath))
+            sizes_of = partial(_sizes, one, set[str]())
             while some := list(islice(kept, threads * _CHUNK)):
                 chunks = [some[first : first + _CHUNK] for first in range(0, len(some), _CHUNK)]
                 sizes = chain.from_iterable(pool.map(sizes_of, chunks))
@@ -280,17 +281,26 @@ def _file_rows(
                     yield FileRows(row.path, [0], [size], labels, row.split or "", counts=counts)
 
 
-def _sizes(rows: "_List", real_path: Callable[[str], str], some: Sequence[_Row]) -> list[int]:
-    return [_size(rows, real_path, row) for row in some]
+def _sizes(rows: "_List", inside: set[str], some: Sequence[_Row]) -> list[int]:
+    """Bytes of images. `inside`: the folders that are known to lie in the root, links followed."""
+    prefix, sizes = os.path.join(rows.place.root, ""), []
+    for row in some:
+        folder, size, is_file = row.path.rpartition("/")[0], 0, False
+        with suppress(OSError):
+            stat = os.lstat(prefix + row.path)
+            size, is_file = stat.st_size, S_ISREG(stat.st_mode)
+        if not is_file or folder not in inside:
+            size = _size(rows, row)
+            inside |= {folder} if is_file else set()
+        sizes.append(size)
+    return sizes
 
 
-def _size(rows: "_List", real_path: Callable[[str], str], row: _Row) -> int:
+def _size(rows: "_List", row: _Row) -> int:
     """Bytes of an image. DataError if it is no file, or a link leads out of the folder."""
     path = rows.place.path(row.path)
     try:
-        stat = os.lstat(path)
-        if is_link := S_ISLNK(stat.st_mode):
-            stat = os.stat(path)
+        stat = os.stat(path)
     except OSError as error:
         raise DataError(
             "list.unreadable-image",
@@ -309,9 +319,8 @@ def _size(rows: "_List", real_path: Callable[[str], str], row: _Row) -> int:
             line=row.line,
             image=row.path,
         )
-    folder = real_path(rows.root)
-    real = os.path.realpath(path) if is_link else real_path(os.path.dirname(path))
-    if not os.path.join(real, "").startswith(os.path.join(folder, "")):
+    real = os.path.realpath(path)
+    if not real.startswith(os.path.join(os.path.realpath(rows.root), "")):
         raise DataError(
             "list.link-leaves-folder",
             "{path}, line {line}: {image}: links lead to {target}, outside of {folder}: name a "
