@@ -21,6 +21,8 @@ _SEPARATORS = re.compile(r"[\\/]+")
 
 def parts_of(cell: str) -> list[str]:
     """The folders and the name in a path of any system, or in a URL."""
+    if "/" not in cell and "\\" not in cell:
+        return [cell] if cell not in ("", ".") else []
     return [part for part in _SEPARATORS.split(cell) if part not in ("", ".")]
 
 

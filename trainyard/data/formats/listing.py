@@ -372,6 +372,8 @@ class _List:
     ) -> None:
         self.place, self.path, self.images, self.split = place, path, images, split
         self.root = images.root
+        self.found = list[str]()
+        """The path for the cell of each row so far, once images are searched."""
         self.members: dict[str, str] | None = None
         """The split of each image by the lists of the splits; None without these."""
         self.is_lst = path.lower().endswith(".lst")
@@ -594,7 +596,9 @@ class _List:
                 self.images.is_searched = True
                 return
             if searches:
-                path = self._found(line, cell)
+                if number == len(self.found):
+                    self.found.append(self._found(line, cell))
+                path = self.found[number]
             if not is_here or _ODD.search(path):
                 path = self._from_here(line, path, inside, here)
             if self.members is not None:
@@ -662,7 +666,9 @@ class _List:
 
         DataError if it can stand for several images.
         """
-        if ".." in parts_of(cell) or (cell.startswith("/") and os.path.lexists(cell)):
+        if (".." in cell and ".." in parts_of(cell)) or (
+            cell.startswith("/") and os.path.lexists(cell)
+        ):
             return cell
         found = self.images.named(cell)
         if found[1:] and not self.images.is_path(cell):

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -267,13 +267,15 @@ def _kind(has_lists: bool | None) -> str:
 
 def _tables(scan: Scan, progress: Progress) -> dict[str, _Table]:
     """A table for each split; under "" where the files hold no splits."""
-    tables: dict[str, _Table] = {}
-    count = 0
+    tables = defaultdict[str, _Table](_Table)
+    count, done = 0, []
     for rows in scan.rows:
-        tables.setdefault(rows.split, _Table()).add(rows)
+        tables[rows.split].add(rows)
         count += len(rows.sizes)
-        done = min(sum(len(table.ends) for table in tables.values()), scan.files)
-        progress(count, *([(done, scan.files)] if scan.files > 1 else []))
+        if scan.files > 1:
+            ended = sum(len(table.ends) for table in tables.values())
+            done = [(min(ended, scan.files), scan.files)]
+        progress(count, *done)
     return {split: table for split, table in tables.items() if len(table)}
 
 
