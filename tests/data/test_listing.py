@@ -13,7 +13,7 @@ import pytest
 from tests.data.tars import write_files
 from tests.errors import raises
 from trainyard.data import formats
-from trainyard.data.formats import listing
+from trainyard.data.formats import list_rows
 from trainyard.data.formats.left_out import COLUMNS
 from trainyard.data.index.build import open_index
 from trainyard.data.index.label_space import name_remarks
@@ -172,7 +172,7 @@ def test_a_column_of_words_for_splits_is_taken(
     assert (images_of(train), images_of(val)) == ([("2.jpg", "a")], [("a/1.jpg", "b")])
     assert "'Data set'" in capfd.readouterr().err
     assert len(open_index(f"{location}#split=none")) == 3
-    monkeypatch.setattr(listing, "HEAD", 3)  # rows after it say something else
+    monkeypatch.setattr(list_rows, "HEAD", 3)  # rows after it say something else
     location = write_csv(folder, f"{text}2.jpg,a,other\n")
     with raises("list.unknown-split", line=5, split="other"):
         open_index(f"{location}#train")
