@@ -13,10 +13,10 @@ from tests.data.tars import write_files, write_tar
 from tests.errors import check, raises, refused
 from trainyard.data.formats.split_names import splits_named
 from trainyard.data.index.build import open_index
-from trainyard.data.index.layout import doubt_about
+from trainyard.data.index.layout import doubt_about, location_remarks
 from trainyard.data.index.learnable import check_learnable, class_remarks
 from trainyard.data.index.merge import merged_splits, validation_splits
-from trainyard.data.index.splits import find_splits, split_remarks, train_and_val
+from trainyard.data.index.splits import all_splits, find_splits, split_remarks, train_and_val
 from trainyard.datasets.verify.checks import Check
 from trainyard.datasets.verify.verify import verify
 
@@ -172,8 +172,78 @@ def test_shards_of_a_split_that_are_left_out_are_told(inside: str, tmp_path: Pat
     assert len(entered) == (inside != ".")
 
 
+ENTERED = {
+    "Caltech-101": ("101_ObjectCategories", ["Annotations/cat/1.mat", "show.m"]),
+    "PetImages": ("PetImages", ["readme[1].txt"]),
+    "a folder twice": ("archive/photos", ["archive/notes.txt"]),
+    "masks in hidden folders": ("images", ["masks/.thumbs/1.jpg"]),
+}
+
+
+@pytest.mark.parametrize("name", ENTERED)
+def test_the_folder_that_holds_all_images_is_entered(name: str, tmp_path: Path) -> None:
+    """It was the only class, and an error."""
+    folder, others = ENTERED[name]
+    place = write_files(tmp_path / "set", [*files(folder), *others])
+    inside = f"{place}/{folder}"
+    assert train_and_val(place, may_share=True) == {"train": inside, "val": None}
+    assert all_splits(place) == {"data": inside}
+    assert validation_splits([place]) == [inside]
+    assert merged_splits([place, place], may_share=True)["train"] == [inside, inside]
+    assert f"{place}: all its images lie in {inside}" in split_remarks(place)
+    assert all_splits(f"{place}#classes=path") == {"data": f"{inside}#classes=path"}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [*files("images"), "masks/1.png"],
+        [*files("images"), "cover.jpg"],
+        [*files("images"), "0.tar"],
+        ["images/1.jpg", "images/cat/1.jpg"],
+        ["images/1.jpg"],
+        ["cat/1.jpg", "dog/.keep"],
+    ],
+)
+def test_a_folder_that_may_be_a_class_is_not_entered(names: list[str], tmp_path: Path) -> None:
+    place = write_files(tmp_path / "set", names)
+    assert all_splits(place) == {"data": place}
+    assert split_remarks(place) == []
+
+
+def test_a_tree_too_large_to_look_through_counts_as_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainyard.data.index.splits._LOOKED_INTO", 1)
+    place = write_files(tmp_path / "set", [*files("images"), "a/b/c/d/1.txt"])
+    assert all_splits(place) == {"data": place}
+
+
+@pytest.mark.parametrize("names", [["meta/train.txt", "meta/test.txt"], ["train_test_split.txt"]])
+@pytest.mark.parametrize("location", ["", "/images"])
+def test_lists_of_splits_beside_the_images_are_told(
+    names: list[str], location: str, tmp_path: Path
+) -> None:
+    """Food-101, CUB-200: the authors' test images were trained on without a word."""
+    place = write_files(tmp_path / "set", [*files("images"), "meta/labels.txt", *names])
+    (told,) = [text for text in split_remarks(place + location) if "not used" in text]
+    assert told.startswith(f"{place}/{min(names)}")
+    assert (" and 1 more" in told) == (len(names) == 2)
+    write_files(tmp_path / "set", ["masks/1.png"])  # now it is one folder of two
+    assert split_remarks(f"{place}/images") == []
+
+
+def test_a_table_beside_the_only_folder_of_images_is_told(tmp_path: Path) -> None:
+    rows = b"path,label\nimages/cat/first.jpg,cat\nimages/dog/first.jpg,cat\n"
+    names = dict.fromkeys(files("images", images=["first.jpg"]), b"x")
+    place = write_files(tmp_path / "set", {**names, "labels.csv": rows})
+    for location in (place, f"{place}/images"):
+        assert any(f"{place}/labels.csv lists" in text for text in location_remarks(location))
+
+
 def test_a_level_too_high_is_found(tmp_path: Path) -> None:
-    place = write_files(tmp_path, files("download/archive/train download/archive/val"))
+    names = [*files("download/archive/train download/archive/val"), "download/cover.jpg"]
+    place = write_files(tmp_path, names)
     with raises("data.missing-split", location=place) as caught:
         train_and_val(place)
     assert f"{place}/download/archive" in str(caught.value.fields["hint"])

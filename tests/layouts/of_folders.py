@@ -37,8 +37,7 @@ def split_lost(name: str, folder: str, lists: str, others: str, *words: str) -> 
             names = [f"{row.name}/{row.stem}" for row in rows.get(split, [])]
             copy.text(path, "\n".join(names or ["x"]))
 
-    listed = lists.split()[0].partition("=")[0]
-    layout(name, *words, f"--data DIR/{folder}", others=others, told=listed)(build)
+    layout(name, *words, f"--data DIR/{folder}", others=others, told=lists.partition("/")[0])(build)
 
 
 split_lost(

@@ -14,7 +14,12 @@ from trainyard.data import formats
 from trainyard.data.formats.folder import entries_of, has_image_suffix, is_folder, why_left_out
 from trainyard.data.formats.scan import is_hidden
 from trainyard.data.formats.split_names import JOINED, is_split_word, split_named, words_of
-from trainyard.data.index.splits import find_splits, split_remarks
+from trainyard.data.index.splits import (
+    above_all_images,
+    find_splits,
+    split_remarks,
+    without_splits,
+)
 from trainyard.data.storage.location import find_place
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
@@ -102,7 +107,7 @@ def check_classes(location: str, rest: str) -> None:
 
 def location_remarks(location: str) -> list[str]:
     """Remarks about the choice of splits in a location, and a doubt about its classes."""
-    doubt = doubt_about(find_splits(location).get("train", location))
+    doubt = doubt_about(find_splits(location).get("train") or without_splits(location))
     return split_remarks(location) + ([str(doubt)] if doubt else [])
 
 
@@ -141,9 +146,12 @@ def _images(folder: str) -> Iterator[str]:
 
 
 def _table(root: str, folders: Sequence["os.DirEntry[str]"]) -> str | None:
-    """A table in a location, or beside a split, that lists an image of each of some folders."""
+    """A table that lists an image of each of some folders.
+
+    It lies in a location, or beside a split or the folder of all images.
+    """
     above, name = os.path.split(os.path.abspath(root))
-    parents = [root, above] if split_named(name) else [root]
+    parents = [root, above] if split_named(name) or above_all_images(root) else [root]
     tables = [
         entry.path
         for parent in parents

@@ -21,7 +21,7 @@ from trainyard.data.index.label_lists import LabelLists
 from trainyard.data.index.label_space import match_classes, plain_names, report, unite_classes
 from trainyard.data.index.layout import check_classes
 from trainyard.data.index.overlap import check_once
-from trainyard.data.index.splits import find_splits, train_and_val
+from trainyard.data.index.splits import find_splits, train_and_val, without_splits
 from trainyard.data.index.table import Columns, Index, into_cache, load_index, save_index
 from trainyard.data.index.val_share import Side, open_part
 from trainyard.data.storage.location import take_secrets
@@ -52,7 +52,8 @@ def _merged_splits(locations: Sequence[str], may_share: bool) -> dict[str, str |
     found = [find_splits(location) for location in locations]
     if may_share:
         found = [
-            splits or {"train": location} for location, splits in zip(locations, found, strict=True)
+            splits or {"train": without_splits(location)}
+            for location, splits in zip(locations, found, strict=True)
         ]
     for location, splits in zip(locations, found, strict=True):
         if "train" not in splits:
@@ -76,7 +77,7 @@ def _merged_splits(locations: Sequence[str], may_share: bool) -> dict[str, str |
 def validation_splits(locations: Sequence[str]) -> list[str]:
     """The val locations of data sets; a data set without splits is taken whole."""
     locations = [take_secrets(location) for location in locations]
-    found = [find_splits(location) or {"val": location} for location in locations]
+    found = [find_splits(location) or {"val": without_splits(location)} for location in locations]
     val = [splits["val"] for splits in found if "val" in splits]
     if not val:
         raise DataError(

@@ -39,9 +39,8 @@ _SHARDS = (
     *("*-of-*", "*.tfrecord", "*.tfrecords"),
 )
 _STEMS = ("train", "val", "dev", "test", "eval")  # every word for a split begins with one
-_IMAGE_FOLDERS = {"data", "image", "images", "img", "imgs", "jpg", "jpeg", "jpegimages"}
-_LIST_FOLDERS = ("meta", "labels", "lists", "splits")
-_LOOKED_INTO = 1000  # folders that an error message takes the time for
+_LOOKED_INTO = 1000  # folders that an error message, or a look for images, takes the time for
+_LISTS = (*LIST_SUFFIXES, ".txt", ".lst", ".json", ".mat")
 
 
 class Splits(NamedTuple):
@@ -68,7 +67,7 @@ def train_and_val(location: str, *, may_share: bool = False) -> dict[str, str | 
     location = take_secrets(location)
     splits = find_splits(location)
     if may_share and "val" not in splits:
-        return {"train": splits.get("train", location), "val": None}
+        return {"train": splits.get("train") or without_splits(location), "val": None}
     missing = [split for split in ("train", "val") if split not in splits]
     if missing:
         if not splits and os.path.isdir(location):
@@ -100,13 +99,19 @@ def find_splits(location: str) -> dict[str, str]:
     return _find(take_secrets(location)).chosen()
 
 
+def without_splits(location: str) -> str:
+    """The location of data without splits: the folder inside that holds all images, or itself."""
+    folder, options = _find(take_secrets(location)).folder, options_of(location)
+    return folder if folder == location else folder + options
+
+
 def all_splits(location: str, *, is_divided: bool = False) -> dict[str, str]:
-    """Like `find_splits`; without any, the location itself, as "data" or by its own split.
+    """Like `find_splits`; without any, `without_splits`, as "data" or by its own split.
 
     `is_divided`: DataError if there are validation images, as the others are to be divided.
     """
     location = take_secrets(location)
-    found = find_splits(location) or {split_of(location)[1] or "data": location}
+    found = find_splits(location) or {split_of(location)[1] or "data": without_splits(location)}
     if is_divided and "val" in found:
         raise DataError(
             "data.needless-division",
@@ -124,8 +129,14 @@ def split_remarks(location: str) -> list[str]:
     splits = _find(location)
     chosen = splits.chosen()
     remarks = []
-    if chosen and splits.folder not in (location, location.removesuffix(options_of(location))):
-        remarks.append(f"{location}: its splits lie in {splits.folder}")
+    if splits.folder not in (location, location.removesuffix(options_of(location))):
+        what = "its splits" if chosen else "all its images"
+        remarks.append(f"{location}: {what} lie in {splits.folder}")
+    if not chosen and (names := [*_split_lists(splits.folder)]):
+        remarks.append(
+            f"{_first_of(names)}: not used: {location}#train=LIST#val=LIST takes the images that "
+            "lists name"
+        )
     left_out = [place for place in splits.found.values() if place not in chosen.values()]
     if chosen and not is_remote(location) and os.path.isdir(splits.folder):
         entered = {split_of(place)[0] for place in splits.found.values()}
@@ -138,31 +149,37 @@ def split_remarks(location: str) -> list[str]:
             left_out += [os.path.join(folder, name) for name in lists if splits_named(name)]
         left_out += _other_shards(splits.folder, entered)
         remarks += _without_classes(splits.folder)
-    elif not chosen and (unused := _unused_lists(location.removesuffix(options_of(location)))):
-        remarks.append(
-            f"{', '.join(unused)}: not used: {location}#train=LIST#val=LIST takes the images that "
-            "lists name"
-        )
     if left_out:
         used = " and ".join(chosen.values())
         remarks.append(f"{', '.join(sorted(left_out))}: left out beside {used}")
     return remarks
 
 
-def _unused_lists(folder: str) -> list[str]:
-    """The files in a folder of images, or beside it, that may list the images of the splits."""
-    if is_remote(folder) or not os.path.isdir(folder):
-        return []
-    is_part = os.path.basename(os.path.abspath(folder)).lower() in _IMAGE_FOLDERS
-    tops = [folder, os.path.join(folder, "..")] if is_part else [folder]
-    places = [os.path.join(top, name) for top in tops for name in ("", *_LIST_FOLDERS)]
-    return [
-        os.path.normpath(os.path.join(place, name))
-        for place in places
-        if os.path.isdir(place)
-        for name in _listed_in(place)[1]
-        if name.lower().endswith((*LIST_SUFFIXES, ".mat")) and splits_named(name)
-    ]
+def above_all_images(folder: str) -> str:
+    """The folder above one that holds all of its images; "" for any other."""
+    folder = os.path.normpath(folder)
+    above = os.path.dirname(folder) or "."
+    try:
+        inside = _only_with_images(above) if os.path.isdir(folder) else ""
+    except PermissionError:  # it is no part of the data
+        return ""
+    return above if inside and os.path.normpath(inside) == folder else ""
+
+
+def _split_lists(images: str) -> Iterator[str]:
+    """The lists of splits in a folder of images, or beside the one of all images."""
+    top = above_all_images(images) or images
+    if is_remote(top) or not os.path.isdir(top):
+        return
+    inside = (os.path.join(top, name) for name in _listed_in(top)[0])
+    for folder in (top, *(one for one in inside if not _has_image(one))):
+        for name in _listed_in(folder)[1]:
+            if name.lower().endswith(_LISTS) and splits_named(name):
+                yield os.path.normpath(os.path.join(folder, name))
+
+
+def _first_of(names: Sequence[str]) -> str:
+    return names[0] + (f" and {len(names) - 1:,} more" if names[1:] else "")
 
 
 def _other_shards(folder: str, entered: Iterable[str]) -> list[str]:
@@ -171,8 +188,7 @@ def _other_shards(folder: str, entered: Iterable[str]) -> list[str]:
     paths = {os.path.join(folder, name) for name in shards}
     for place in entered:
         paths -= {*expand_braces(place), *matching(paths, place)}
-    first, *more = sorted(paths) or [""]
-    return [f"{first} and {len(more):,} more" if more else first] if first else []
+    return [_first_of(sorted(paths))] if paths else []
 
 
 def names_test(location: str) -> bool:
@@ -195,7 +211,8 @@ def _find(location: str) -> Splits:
         for folder in _entered(location):
             if found := _listed(folder) or _in_folder(folder):
                 return Splits(found, folder)
-        return Splits({}, location)
+        inside = _only_with_images(location)
+        return _find(inside) if inside else Splits({}, location)
     place = find_place(location)
     splits = () if place.split else formats.splits_inside(place)
     return Splits({s: f"{location}#{s}" for s in SPLITS if s in splits}, location)
@@ -210,6 +227,17 @@ def _entered(location: str) -> Iterator[str]:
         inside = os.path.join(folder, "data")  # as repositories of the Hub keep their Parquet
         if os.path.isdir(inside) and matching(_listed_in(inside)[1], "*.parquet"):
             yield inside
+
+
+def _only_with_images(location: str) -> str:
+    """The folder of class folders that holds all images of a location; "" if none does."""
+    folders, files = _listed_in(location)
+    if any(map(_is_image, files)) or any(matching(files, kind) for kind in _SHARDS):
+        return ""
+    paths = (os.path.join(location, name) for name in folders)
+    holding = [*islice(filter(_has_image, paths), 2)]
+    inside, files = _listed_in(holding[0]) if len(holding) == 1 else ([], [])
+    return holding[0] if inside and not any(map(_is_image, files)) else ""
 
 
 def _listed(folder: str) -> dict[str, str]:
@@ -323,7 +351,12 @@ def _check_no_class(location: str, folders: Sequence[str], found: dict[str, str]
 
 
 def _has_image(folder: str) -> bool:
-    return any(_is_image(name) for _, _, names in os.walk(folder) for name in names)
+    """True if an image lies in a folder at any depth, and for one that is too large to look."""
+    for looked, (_, folders, names) in enumerate(os.walk(folder, followlinks=True)):
+        if looked > _LOOKED_INTO or any(map(_is_image, names)):
+            return True
+        folders[:] = [name for name in folders if not is_hidden(name)]
+    return False
 
 
 def _is_image(name: str) -> bool:
