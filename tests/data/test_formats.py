@@ -56,6 +56,22 @@ def test_a_folder_reads_like_image_folder(tmp_path: Path) -> None:
     assert_equal_to_image_folder(tmp_path)
 
 
+def test_classes_of_a_folder_by_their_paths(tmp_path: Path) -> None:
+    """SUN397, iNaturalist: a folder holds an image and a class as well, and last names repeat."""
+    names = ["a/abbey/1.jpg", "a/indoor/2.jpg", "b/indoor/3.jpg", "b/4.jpg", "b/indoor/x.txt"]
+    place = write_files(tmp_path / "set", [*names, "c/notes.txt"])
+    paths = open_index(f"{place}#classes=path")
+    assert paths.classes == ("a/abbey", "a/indoor", "b", "b/indoor")
+    found = {paths.locate(n)[0]: paths.class_names(n) for n in range(len(paths))}
+    assert found == {f"{place}/{name}": [os.path.dirname(name)] for name in names[:4]}
+    assert paths.left_out.total == 3  # c, and the texts
+    assert open_index(place).classes == ("a", "b")  # each has an index of its own
+    write_files(tmp_path / "set", ["c/new/5.jpg"])
+    assert "c/new" in open_index(f"{place}#classes=path").classes
+    with raises("folder.unknown-classes", location=place, value="leaf"):
+        open_index(f"{place}#classes=leaf")
+
+
 def test_a_folder_follows_links_like_image_folder(tmp_path: Path) -> None:
     write_files(tmp_path / "elsewhere", ["1.jpg", "deep/2.jpg", "more/3.jpg"])
     write_files(tmp_path / "data", ["cat/1.jpg"])

@@ -362,7 +362,8 @@ def test_classes_that_hold_the_same_folders_are_remarked(tmp_path: Path) -> None
     )
     assert class_remarks(plants, None) == [
         f"{tmp_path}/p: its classes 'color', 'grayscale', 'segmented' hold the same folders, "
-        "'rust', 'scab': if these are the classes, name the folder above them as the location"
+        "'rust', 'scab': if these are the classes, name the folder above them as the location; "
+        "#classes=path makes a class of each path"
     ]
     tiny = open_index(write_files(tmp_path / "t", files("n01 n02", "images")))
     assert class_remarks(tiny, None) == []
@@ -487,6 +488,15 @@ def test_folders_that_may_be_classes_are_told(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", CLASSES)
 def test_folders_that_are_classes_are_taken_without_a_word(name: str, tmp_path: Path) -> None:
     assert doubt_about(place_of(tmp_path, CLASSES[name])) is None
+
+
+def test_folders_that_are_paths_of_classes_are_not_doubted_but_splits_are(tmp_path: Path) -> None:
+    place = place_of(tmp_path, "a/abbey,b/bar")
+    assert f"{place}#classes=path" in str(doubt_about(place))
+    assert doubt_about(f"{place}#classes=path") is None
+    write_files(tmp_path / "set", ["test2019/1.jpg"])
+    with raises("data.doubtful-classes", location=f"{place}#classes=path"):
+        merged_splits([f"{place}#classes=path"], may_share=True)
 
 
 @pytest.mark.parametrize("name", ["labels.csv", "lists/labels.txt", "meta.json"])

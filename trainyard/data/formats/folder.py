@@ -4,6 +4,8 @@ Classes are the sorted names of the sub-folders and samples come in ImageFolder'
 numbers and ids agree with every tool that reads this layout. All other files, hidden folders, links
 to a folder above them and folders without an image are left out and counted. A folder without an
 image stays a class if `dataset.json` or the other split has that class.
+
+With `FOLDER#classes=path` the path of each folder that holds an image itself is a class, `a/abbey`.
 """
 
 import os
@@ -43,6 +45,8 @@ from trainyard.errors import DataError
 # Parallel listings and sizes hide the latency of a network file system.
 _STAT_THREADS = 16
 
+OPTIONS = ("classes",)
+
 
 class _Tree(NamedTuple):
     folders: list[str]
@@ -67,12 +71,13 @@ def recognises(place: ResolvedLocation) -> bool:
 
 def scan(place: ResolvedLocation) -> Scan:
     """The samples of a folder. DataError if a folder in it cannot be read."""
+    by_path = has_path_classes(place)
     names = _folders_in(place.root)
     with ThreadPoolExecutor(_STAT_THREADS) as pool:
         trees = list(pool.map(lambda name: _tree(place.root, name), names))
     folders = dict(zip(names, trees, strict=True))
     empty = [name for name, tree in folders.items() if tree.folders and not tree.images]
-    elsewhere, telling = _elsewhere(place.root, empty)
+    elsewhere, telling = _elsewhere(place.root, [] if by_path else empty)
     left_out = files_left_out(place.root)
     for name, tree in folders.items():
         for loop in tree.loops:
@@ -88,9 +93,15 @@ def scan(place: ResolvedLocation) -> Scan:
     broken += [path for tree in trees for path in tree.broken]
     check_no_splits(place.location, classes, watched)
     _check_once(place.location, trees)
-    label_of = {path: n for n, name in enumerate(classes) for path in folders[name].folders}
+    class_of = {path: name for name in classes for path in folders[name].folders}
+    if by_path:
+        class_of = {path: path for path in class_of}
+        classes = sorted(path for tree in trees for path in tree.images)
+    number = {name: n for n, name in enumerate(classes)}
     found = in_threads(
-        _STAT_THREADS, lambda path: _read_folder(place.root, path, label_of[path]), [*label_of]
+        _STAT_THREADS,
+        lambda path: _read_folder(place.root, path, number.get(class_of[path], -1)),
+        [*class_of],
     )
     return Scan(
         place=place,
@@ -100,6 +111,20 @@ def scan(place: ResolvedLocation) -> Scan:
         rows=all_rows(found, left_out),
         left_out=left_out,
     )
+
+
+def has_path_classes(place: ResolvedLocation) -> bool:
+    """True with `#classes=path`. DataError for another value."""
+    value = place.options.get("classes", "path")
+    if value != "path":
+        raise DataError(
+            "folder.unknown-classes",
+            "{location}: #classes={value} is unknown: #classes=path takes the path of the folder "
+            "that holds an image for its class, and without it the first folder is the class",
+            location=place.location,
+            value=value,
+        )
+    return "classes" in place.options
 
 
 def _check_once(location: str, trees: Iterable[_Tree]) -> None:

@@ -11,7 +11,13 @@ from itertools import islice
 from typing import NamedTuple
 
 from trainyard.data import formats
-from trainyard.data.formats.folder import entries_of, has_image_suffix, is_folder, why_left_out
+from trainyard.data.formats.folder import (
+    entries_of,
+    has_image_suffix,
+    has_path_classes,
+    is_folder,
+    why_left_out,
+)
 from trainyard.data.formats.scan import is_hidden
 from trainyard.data.formats.split_names import JOINED, is_split_word, split_named, words_of
 from trainyard.data.index.splits import (
@@ -62,6 +68,7 @@ def doubt_about(location: str) -> Doubt | None:
         resolved = find_place(location)
         if is_remote(location) or not resolved.is_folder or formats.recognise(resolved) != "folder":
             return None
+        by_path = has_path_classes(place)
     except DataError:  # told where the data is opened
         return None
     entries = [e for e in entries_of(resolved.root) if is_folder(e) and not is_hidden(e.name)]
@@ -70,20 +77,32 @@ def doubt_about(location: str) -> Doubt | None:
     if is_deep or reasons:  # a folder without any image is no class
         entries = [entry for entry in entries if next(_images(entry.path), None)]
         reasons = [*_by_name([entry.name for entry in entries], is_deep)]
+    names = [entry.name for entry in entries]
+    if by_path:
+        return _doubt(location, names, [*_like_split(names)])
     if len(entries) < 2:
         return None
-    names = [entry.name for entry in entries]
     if is_deep:
-        reasons.append(("all images lie deeper, in folders inside of them", False))
+        deeper = f"('{location}#classes=path' makes classes of these)"
+        reasons.append((f"all images lie deeper, in folders inside of them {deeper}", False))
         if all(map(_SHORT.fullmatch, names)) and not all(map(str.isdigit, names)):
             reasons.append(("they have the names of an alphabet or of hashes", False))
     if table := _table(resolved.root, entries):
         reasons.append((f"{table} lists their images", False))
-    if not reasons:
-        return None
-    is_strong = any(strong for _, strong in reasons) or (is_deep and len(reasons) > 1)
+    return _doubt(location, names, reasons, is_strong=is_deep and len(reasons) > 1)
+
+
+def _doubt(
+    location: str,
+    names: Sequence[str],
+    reasons: Sequence[tuple[str, bool]],
+    *,
+    is_strong: bool = False,
+) -> Doubt | None:
+    is_strong = is_strong or any(strong for _, strong in reasons)
     shown = ", ".join([*map(repr, names[:_NAMED]), *(["…"] if len(names) > _NAMED else [])])
-    return Doubt(location, shown, " and ".join(text for text, _ in reasons), is_strong)
+    text = " and ".join(text for text, _ in reasons)
+    return Doubt(location, shown, text, is_strong) if reasons else None
 
 
 def check_classes(location: str, rest: str) -> None:
@@ -127,7 +146,13 @@ def _by_name(names: Sequence[str], is_deep: bool) -> Iterator[tuple[str, bool]]:
             yield "their names differ in digits alone", not _ROLES.isdisjoint(words[0])
     elif not is_numbered and all(one and _ROLES.issuperset(one) for one in words):
         yield "they are named like parts of a data set", True
-    for name, own in zip(names, words, strict=True):
+    yield from _like_split(names)
+
+
+def _like_split(names: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """The reason in the first name that a split may have."""
+    for name in names:
+        own = words_of(name)
         is_split = all(is_split_word(word) or word in JOINED for word in own)
         if own and is_split and any(map(split_named, own)):
             yield f"{name!r} is named like a split", name.lower() not in _ALSO_CLASSES

@@ -54,7 +54,8 @@ def class_remarks(
     if shared := _shared_folders(train):
         remarks.append(
             f"{train.root}: its classes {_some(train.classes)} hold the same folders, "
-            f"{_some(shared)}: if these are the classes, name the folder above them as the location"
+            f"{_some(shared)}: if these are the classes, name the folder above them as the "
+            "location; #classes=path makes a class of each path"
         )
     return remarks
 
