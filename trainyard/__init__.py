@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trainyard.data.loader.loader import Loader
     from trainyard.data.loader.spec import LoaderSpec
     from trainyard.data.sampler.plan import OnePassPlan, ShuffledPlan
+    from trainyard.datasets.arrays import write_images
     from trainyard.distributed import discover
     from trainyard.errors import TrainyardError
     from trainyard.monitor.history import History
@@ -60,6 +61,7 @@ __all__ = [
     "open_index",
     "predictions",
     "train",
+    "write_images",
 ]
 
 # Read when torch is loaded. Threads that spin while they wait occupy the loader's cores, and a
@@ -80,6 +82,7 @@ _HOMES = {
     "trainyard.data.loader.spec": ("LoaderSpec",),
     "trainyard.data.device.feed": ("Normalise",),
     "trainyard.data.sampler.plan": ("OnePassPlan", "ShuffledPlan"),
+    "trainyard.datasets.arrays": ("write_images",),
     "trainyard.errors": ("TrainyardError",),
     "trainyard.monitor.history": ("History",),
     "trainyard.monitor.outcome": ("Outcome",),

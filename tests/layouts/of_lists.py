@@ -353,7 +353,7 @@ def _mxnet(copy: Copy) -> None:
 
 def _coco(copy: Copy, rows: list[Row], path: str) -> None:
     names = sorted({row.name for row in rows})
-    images = [{"id": n, "file_name": row.path} for n, row in enumerate(rows)]
+    images = [{"id": n, "file_name": row.path.removeprefix("train/")} for n, row in enumerate(rows)]
     labels = [
         {"id": n, "image_id": n, "category_id": names.index(row.name)} for n, row in enumerate(rows)
     ]
@@ -361,6 +361,8 @@ def _coco(copy: Copy, rows: list[Row], path: str) -> None:
     copy.text(path, json.dumps({"images": images, "annotations": labels, "categories": kinds}))
 
 
-@layout("Herbarium 2020", "--data DIR/metadata.json", told="metadata.json|class", note=TABLE)
+@layout("Herbarium 2020", "--data.train DIR/train/metadata.json", told="metadata.json", note=TABLE)
 def _herbarium(copy: Copy) -> None:
-    _coco(copy, copy.images("images/{i:03d}/{i}.jpg", "Aspleniaceae Poaceae"), "metadata.json")
+    rows = copy.images("train/images/{i:03d}/00/{i}.jpg", "Aspleniaceae Poaceae")
+    _coco(copy, rows, "train/metadata.json")
+    copy.no_samples("test/images/{i:03d}/00/{i}.jpg")

@@ -17,7 +17,7 @@ from tests.data.tars import write_files, write_tar
 from tests.data.tfrecords import bytes_feature, example, int_feature, write_records
 from tests.layouts.copies import Copy, Row, layout
 
-SIX = "six lines of Python"
+SIX = "[a few lines](arrays.md)"
 
 
 # --- shards ---
@@ -207,7 +207,7 @@ def arrays(name: str, path: str, others: str = "") -> None:
             case _:
                 file.write_bytes(b"\0" * 64)
 
-    layout(name, others=others, told="write_images", note=SIX)(build)
+    layout(name, others=others, told=r"arrays\.md", note=SIX)(build)
 
 
 READER = "torchvision has a reader"

@@ -19,6 +19,7 @@ from trainyard.data.formats import (
     webdataset,
 )
 from trainyard.data.formats.left_out import LOOSE
+from trainyard.data.formats.remedies import remedy, remedy_beside
 from trainyard.data.formats.scan import Scan
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.errors import DataError
@@ -62,6 +63,7 @@ def recognise(place: ResolvedLocation) -> str:
                 hint=f"; or name a list of them: {' or '.join(lists)}" if lists else "",
             )
         hint = f"; left out: {left_out}" if left_out else ""
+        hint += remedy_beside(place.root, left_out)
         raise DataError(
             "data.no-images",
             "{location}: no images found; expected one folder per class (CLASS/*.jpg), or tars, "
@@ -72,8 +74,9 @@ def recognise(place: ResolvedLocation) -> str:
     raise DataError(
         "data.unknown-format",
         "{location}: not a known format; expected a folder, tars, TFRecords, HDF5, Parquet, "
-        "packed files, or a list of images (.csv, .tsv, .txt, .lst, .json, .jsonl)",
+        "packed files, or a list of images (.csv, .tsv, .txt, .lst, .json, .jsonl){hint}",
         location=place.location,
+        hint=remedy([place.location]),
     )
 
 

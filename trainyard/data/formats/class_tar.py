@@ -21,6 +21,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from trainyard.data.formats.left_out import EMPTY, NO_SPLIT, LeftOut
+from trainyard.data.formats.remedies import COMPRESSED, remedy
 from trainyard.data.formats.scan import (
     FileRows,
     Scan,
@@ -43,8 +44,6 @@ from trainyard.data.storage.open import open_source
 from trainyard.errors import DataError
 
 _CHUNK = 10_000  # samples; a tar may hold ten million
-COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
-"""Endings of tars that nothing reads."""
 
 # Names of layouts in errors.
 _NUMBER = re.compile(r"\d+")
@@ -60,9 +59,8 @@ def scan(place: ResolvedLocation) -> Scan:
     """The samples of a location, tar by tar; DataError if a class is ambiguous."""
     names = place.files(".tar")
     if not names:
-        raise DataError(
-            "tar.compressed", path=place.path(place.files(*COMPRESSED)[0]), hint=" to .tar"
-        )
+        path = place.path(place.files(*COMPRESSED)[0])
+        raise DataError("tar.compressed", path=path, hint=f" to .tar{remedy([path])}")
     check_all_read(place)
     has_splits = bool(splits_inside(place))
     labels = _Labels(is_alone=len(names) == 1, has_splits=has_splits)

@@ -33,6 +33,7 @@ from trainyard.data.formats.hdf5_layout import (
 )
 from trainyard.data.formats.heap import check_readable_by_offset, find_elements
 from trainyard.data.formats.left_out import LeftOut
+from trainyard.data.formats.remedies import ARRAYS
 from trainyard.data.formats.scan import (
     EncodedSample,
     FileRows,
@@ -169,9 +170,10 @@ def _check(file: Any, name: str) -> None:
     if missing:
         raise DataError(
             "hdf5.no-dataset",
-            "{path}: has no dataset {dataset}; expected encoded_images and targets",
+            "{path}: has no dataset {dataset}; expected encoded_images and targets; {hint}",
             path=name,
             dataset=missing[0],
+            hint=ARRAYS,
         )
     for key in {IMAGES, TARGETS, NAMES, FILES} & {*file}:  # links that lead nowhere too
         check_inside(file, key, name)

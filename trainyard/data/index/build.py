@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from trainyard.data import formats
 from trainyard.data.formats.left_out import LeftOut
+from trainyard.data.formats.remedies import remedy_beside
 from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.index.label_lists import joined
 from trainyard.data.index.label_space import plain_names
@@ -174,6 +175,7 @@ def _no_table(scan: Scan, found: list[str]) -> DataError:
         )
     if not found:
         hint = f"; left out: {scan.left_out}" if scan.left_out else ""
+        hint += remedy_beside(place.root, scan.left_out)
         return DataError(
             "data.all-left-out",
             "{location}: no images found in it{hint}",

@@ -18,6 +18,7 @@ from trainyard.data.formats.folder import (
     is_folder,
     why_left_out,
 )
+from trainyard.data.formats.remedies import remedy
 from trainyard.data.formats.scan import is_hidden
 from trainyard.data.formats.split_names import JOINED, is_split_word, split_named, words_of
 from trainyard.data.index.splits import (
@@ -112,15 +113,17 @@ def check_classes(location: str, rest: str) -> None:
     """
     doubt = doubt_about(location)
     if doubt and doubt.is_strong:
+        place = find_place(location)
         raise DataError(
             "data.doubtful-classes",
             "{location}: its folders {names} are taken for classes, though {reasons}: if they are "
             "classes, give --data.train {location} {hint}; else name the folder of the classes, "
-            "or a list (.csv) of the images with their labels",
+            "or a list (.csv) of the images with their labels{remedy}",
             location=location,
             names=doubt.names,
             reasons=doubt.reasons,
             hint=rest,
+            remedy=remedy(map(place.path, place.names)),
         )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from trainyard.data.formats.remedies import remedy_beside
 from trainyard.data.index.label_space import name_remarks
 from trainyard.data.index.layout import doubtful_names
 from trainyard.data.index.table import Index
@@ -21,9 +22,10 @@ def check_learnable(train: Index, where: str) -> None:
         raise DataError(
             "data.one-class",
             "{location}: 1 class, {name!r}: there is nothing to learn: name the folder above "
-            "those of the classes, or give each class a label",
+            "those of the classes, or give each class a label{hint}",
             location=where,
             name=name,
+            hint=remedy_beside(train.root, train.left_out),
         )
 
 

@@ -10,8 +10,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from trainyard.data import formats
-from trainyard.data.formats.class_tar import COMPRESSED
 from trainyard.data.formats.listing import SUFFIXES as LIST_SUFFIXES
+from trainyard.data.formats.remedies import COMPRESSED
 from trainyard.data.formats.scan import ARRAY_SUFFIX, IMAGE_SUFFIXES, is_hidden
 from trainyard.data.formats.split_names import (
     SPLITS,

@@ -1,0 +1,47 @@
+"""What to do with files that no reader opens: archives, arrays, and tables beside images."""
+
+import os
+import re
+import shlex
+from collections.abc import Iterable
+
+from trainyard.data.formats.left_out import HIDDEN, LeftOut
+from trainyard.data.formats.listing import SUFFIXES
+from trainyard.data.storage.source import is_remote
+
+COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
+"""Endings of tars that nothing reads."""
+_UNPACK = {
+    ".zip": "unzip {path} -d {folder}",
+    ".7z": "7z x {path} -o{folder}",
+    ".rar": "unrar x {path} {folder}/",
+    **dict.fromkeys(COMPRESSED, "mkdir {folder} && tar xf {path} -C {folder}"),
+}
+_ARRAYS = (".arrow", ".mdb", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".pickle", ".bin")
+_IDX = ("-ubyte", "-ubyte.gz")
+ARRAYS = "trainyard.write_images makes a data set of arrays: docs/arrays.md has the lines"
+
+
+def remedy(paths: Iterable[str]) -> str:
+    """The end of an error message, for the first file with a remedy; "" without any."""
+    for path in paths:
+        name = os.path.basename(path).lower()
+        suffix = next((suffix for suffix in _UNPACK if name.endswith(suffix)), "")
+        if match := re.search(r"cifar-?(100?)", path, re.IGNORECASE):
+            return f"; `trainyard data prepare cifar{match[1]}` reads CIFAR-{match[1]}"
+        if suffix and not is_remote(path):
+            quoted = {"path": shlex.quote(path), "folder": shlex.quote(path[: -len(suffix)])}
+            return f"; unpack it and name the folder: {_UNPACK[suffix].format(**quoted)}"
+        if name.endswith(_IDX):
+            return "; `trainyard data prepare mnist` reads the files of MNIST"
+        if name.endswith(_ARRAYS):
+            return f"; {path} may hold arrays: {ARRAYS}"
+        if name.endswith(SUFFIXES) and not name.endswith(".txt"):
+            return f"; if {path} lists the images, name it (docs/arrays.md, if it holds pixels)"
+    return ""
+
+
+def remedy_beside(root: str, left_out: LeftOut) -> str:
+    """`remedy` for the examples of what a scan leaves out in a folder."""
+    kinds = left_out.kinds.items()
+    return remedy(os.path.join(root, name) for kind, (_, name) in kinds if kind != HIDDEN)
