@@ -237,7 +237,7 @@ def idx(array: "np.ndarray[Any, np.dtype[np.uint8]]") -> bytes:
 
 @layout(
     "MNIST, KMNIST",
-    "trainyard data prepare mnist DIR OUT --no-checksum",
+    "trainyard data prepare mnist DIR OUT",
     told="prepare mnist",
     others="torchvision right",
 )
@@ -271,7 +271,7 @@ def cifar(name: str, folder: str, batches: str, pickled: bool, names: tuple[str,
         write_files(copy.root, {f"{folder}/{names[0]}": meta})
 
     release = "cifar100" if "100" in name else "cifar10"
-    words = f"trainyard data prepare {release} DIR/{folder} OUT --no-checksum"
+    words = f"trainyard data prepare {release} DIR OUT"
     layout(name, words, told="prepare cifar", others="torchvision right")(build)
 
 

@@ -36,8 +36,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     _add_large(large, "imagenet21k_resized.tar, or its folder")
     large.set_defaults(run_command=_prepare_imagenet_21k_p)
     for name in ("cifar10", "cifar100"):
-        about = "as packed pixels, from the binary archive"
-        _add_small(datasets.add_parser(name, help=about), "the archive, or its folder")
+        about = "as packed pixels, from the binary or the Python version"
+        _add_small(datasets.add_parser(name, help=about), "the archive, or its folder, or unpacked")
     for name in ("mnist", "fashion-mnist"):
         about = "as packed pixels, from the four IDX files"
         _add_small(datasets.add_parser(name, help=about), "the folder of the files")

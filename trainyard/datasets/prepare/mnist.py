@@ -22,6 +22,7 @@ from trainyard.errors import DataError
 _FILES = {"train": "train", "val": "t10k"}
 _PUBLISHED = {"train": 60_000, "val": 10_000}
 _MAX_BYTES = 64 << 20  # unpacked; the official images are 47 MB
+_DEPTHS = ("", "*/", "*/*/")
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ RELEASES = {
 def prepare_mnist(name: str, source: Path, preparation: Preparation) -> Manifest:
     """Packs "mnist" or "fashion-mnist"; the official test images are the validation data.
 
-    `source` is the folder of the files, plain or as .gz.
+    `source` is the folder of the files, plain or as .gz, or one that holds it (`MNIST/raw`).
     """
     release = RELEASES[name]
     splits = {}
@@ -61,8 +62,7 @@ def prepare_mnist(name: str, source: Path, preparation: Preparation) -> Manifest
         path, pixels, labels = _read_split(source.resolve(), prefix, release, preparation.checksum)
         images = LabelledPixels(pixels, labels, list(release.classes))
         splits[split] = select_pixels(preparation, split, images, path, count=_PUBLISHED[split])
-    about = {"source": name, "official": preparation.checksum}
-    return preparation.pack(splits, name, about=about)
+    return preparation.pack(splits, name, about=preparation.about(name, splits, _PUBLISHED))
 
 
 def _read_split(
@@ -94,7 +94,9 @@ def _read(
     folder: Path, name: str, release: _Release, checksum: bool
 ) -> tuple[Path, NDArray[np.uint8]]:
     """An IDX file, plain or compressed, and its array. The name tells the dimensions."""
-    path = next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+    pattern = name.replace("-idx", "[-.]idx")  # copies have a dot there, also in a folder's name
+    found = (folder.glob(f"{depth}{pattern}{end}") for depth in _DEPTHS for end in ("", ".gz"))
+    path = next((path for paths in found for path in sorted(paths) if path.is_file()), None)
     if path is None:
         raise DataError(
             "prepare.missing-file", path=folder, name=f"{name}(.gz)", origin=release.origin

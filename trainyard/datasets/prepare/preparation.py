@@ -31,6 +31,7 @@ from trainyard.datasets.pack.recode import Recode
 from trainyard.datasets.pack.shards import PackOptions, Selection
 from trainyard.errors import DataError
 from trainyard.files import atomic_write, why_unwritable
+from trainyard.printable import how_many, print_line
 
 # One process writes a shard; a restart writes an unfinished shard again.
 _SHARD_SAMPLES = {
@@ -124,6 +125,13 @@ class Preparation:
         with self.counter(f"reading the headers of {archives[0].name}", None) as progress:
             return load_index(path) or index_scan(scan, path, progress)
 
+    def about(
+        self, source: str, splits: Mapping[str, Selection], published: Mapping[str, int]
+    ) -> dict[str, Any]:
+        """The origin of a small data set; it is official with its sums and published counts."""
+        is_whole = all(len(splits[name].ids) == count for name, count in published.items())
+        return {"source": source, "official": self.checksum and is_whole}
+
     def pack(
         self,
         splits: dict[str, Selection],
@@ -152,10 +160,24 @@ class Preparation:
 
 
 def read_members(path: Path, wanted: Collection[str], max_bytes: int) -> dict[str, bytes]:
-    """The contents of the members whose paths end in the `wanted` ones.
+    """The contents of the members whose paths end in the `wanted` ones, or of files in a folder.
 
     DataError if one is missing, or if the archive unpacks to more than `max_bytes`.
     """
+    if path.is_dir():
+        files = {name: path / name for name in wanted if (path / name).is_file()}
+        found = {name: file.read_bytes() for name, file in files.items()}
+    else:
+        found = _members(path, wanted, max_bytes)
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise DataError(
+            "prepare.missing-member", "{path}: holds no {member}", path=path, member=missing[0]
+        )
+    return found
+
+
+def _members(path: Path, wanted: Collection[str], max_bytes: int) -> dict[str, bytes]:
     try:
         with gzip.open(path) as packed:
             unpacked = packed.read(max_bytes + 1)
@@ -167,7 +189,7 @@ def read_members(path: Path, wanted: Collection[str], max_bytes: int) -> dict[st
                 size=max_bytes,
             )
         with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as tar:
-            found = {
+            return {
                 name: unpacked[member.offset_data : member.offset_data + member.size]
                 for member in tar
                 for name in wanted
@@ -180,12 +202,6 @@ def read_members(path: Path, wanted: Collection[str], max_bytes: int) -> dict[st
             path=path,
             reason=str(error),
         ) from None
-    missing = [name for name in wanted if name not in found]
-    if missing:
-        raise DataError(
-            "prepare.missing-member", "{path}: holds no {member}", path=path, member=missing[0]
-        )
-    return found
 
 
 def check_md5(
@@ -242,17 +258,11 @@ def select_pixels(
     """The images as records, class by class, in the order of an image folder.
 
     The records lie end to end in one file. It has the archive's time, so a restart makes the same
-    one. DataError unless there are `count` images, as published, where checksums are wanted.
+    one. Prints the number of images where it is not `count`, the published one.
     """
-    if preparation.checksum and len(images.labels) != count:
-        raise DataError(
-            "prepare.wrong-image-count",
-            "{path}: has {num_images:,} images for {split} instead of {num_expected:,}",
-            path=archive,
-            num_images=len(images.labels),
-            split=split,
-            num_expected=count,
-        )
+    if len(images.labels) != count:
+        found = how_many(len(images.labels), "image")
+        print_line(f"{archive}: {found} for {split}; the published data set has {count:,}")
     path = preparation.folder / f"{split}.records"
     with atomic_write(path) as file:
         sizes = [file.write(record_of_pixels(pixels)) for pixels in images.pixels]
