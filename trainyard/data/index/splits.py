@@ -57,6 +57,10 @@ class Splits(NamedTuple):
         train = self.found.get("train")
         return {name: place for name, place in (("train", train), ("val", val)) if place}
 
+    def whole(self, location: str) -> str:
+        """The location of all data in a location, of which these are the splits."""
+        return self.folder if self.folder == location else self.folder + options_of(location)
+
 
 def train_and_val(location: str, *, may_share: bool = False) -> dict[str, str | None]:
     """The locations of both splits of a data set. DataError if one is missing.
@@ -65,9 +69,10 @@ def train_and_val(location: str, *, may_share: bool = False) -> dict[str, str | 
     data set without any split is train data.
     """
     location = take_secrets(location)
-    splits = find_splits(location)
+    found = _find(location)
+    splits = found.chosen()
     if may_share and "val" not in splits:
-        return {"train": splits.get("train") or without_splits(location), "val": None}
+        return {"train": splits.get("train") or found.whole(location), "val": None}
     missing = [split for split in ("train", "val") if split not in splits]
     if missing:
         if not splits and os.path.isdir(location):
@@ -101,8 +106,7 @@ def find_splits(location: str) -> dict[str, str]:
 
 def without_splits(location: str) -> str:
     """The location of data without splits: the folder inside that holds all images, or itself."""
-    folder, options = _find(take_secrets(location)).folder, options_of(location)
-    return folder if folder == location else folder + options
+    return _find(location := take_secrets(location)).whole(location)
 
 
 def all_splits(location: str, *, is_divided: bool = False) -> dict[str, str]:
@@ -111,7 +115,8 @@ def all_splits(location: str, *, is_divided: bool = False) -> dict[str, str]:
     `is_divided`: DataError if there are validation images, as the others are to be divided.
     """
     location = take_secrets(location)
-    found = find_splits(location) or {split_of(location)[1] or "data": without_splits(location)}
+    splits = _find(location)
+    found = splits.chosen() or {split_of(location)[1] or "data": splits.whole(location)}
     if is_divided and "val" in found:
         raise DataError(
             "data.needless-division",
