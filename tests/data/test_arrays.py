@@ -78,6 +78,7 @@ IMAGES = pixels(5, 4, 4, 3)
         (IMAGES, LABELS, "ab", "arrays.wrong-names", {}),
         (IMAGES, LABELS, ["cat", ""], "arrays.wrong-names", {}),
         (IMAGES, LABELS, [0, 1], "arrays.wrong-names", {}),
+        (IMAGES, LABELS, {"0": "cat", "1": "dog"}, "arrays.wrong-names", {}),
     ],
 )
 def test_other_arrays_are_refused(

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import pickle
+import shutil
 import struct
 import tarfile
 from collections.abc import Iterable
@@ -257,6 +258,7 @@ HOSTILE = {
         {b"data": np.zeros((2, 3072), "u1"), b"labels": [0.5, 1]}, 2
     ),
     "fewer pixels": pickle.dumps({b"data": np.zeros((1, 3071), "u1"), b"labels": [0]}, 2),
+    "pixels in a list": pickle.dumps({b"data": [[7] * 3072], b"labels": [0]}, 2),
     "no labels": pickle.dumps({b"data": np.zeros((1, 3072), "u1")}, 2),
     "tuples in tuples": b"\x80\2}K\1" + b"\x85" * 2_000_000 + b"K\1s.",
     "a cut": arrays("cifar10", 0)[:1000],
@@ -293,7 +295,7 @@ def write_idx_files(
 ) -> Path:
     """The four files in miniature, in torchvision's layout."""
     raw = folder / "MNIST" / "raw"
-    raw.mkdir(parents=True)
+    raw.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(0)
     for prefix in ("train", "t10k"):
         contents = {
@@ -377,3 +379,17 @@ def test_the_names_of_other_copies_of_mnist(tmp_path: Path) -> None:
     first, second = (pairs_in(open_splits(tmp_path / f"{n}")["val"], "L") for n in (0, 1))
     assert first == second
     assert len(first) == IDX_COUNT
+
+
+def test_the_files_of_two_data_sets_are_refused(tmp_path: Path) -> None:
+    """torchvision keeps MNIST and FashionMNIST in one folder, under the same names."""
+    raw = write_idx_files(tmp_path / "set")
+    write_idx_files(tmp_path / "set", ".gz")  # beside the others
+    words = ("data", "prepare", "mnist", tmp_path / "set")
+    assert run(*words, tmp_path / "out") == 0
+    shutil.copytree(raw, tmp_path / "set/FashionMNIST/raw")
+    names = [
+        str(tmp_path / f"set/{one}/raw/train-images-idx3-ubyte")
+        for one in ("FashionMNIST", "MNIST")
+    ]
+    check(refused(*words, tmp_path / "new"), "prepare.several-files", names=" and ".join(names))

@@ -86,8 +86,8 @@ def _check_labels(labels: NDArray[Any], count: int, names: Sequence[str]) -> Non
             type=labels.dtype,
             num_images=count,
         )
-    if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
-        raise DataError("arrays.wrong-names", "names: expected texts, one for each class")
+    if isinstance(names, str | dict) or not all(isinstance(name, str) and name for name in names):
+        raise DataError("arrays.wrong-names", "names: expected a list of texts, one for each class")
     if len({*names}) < len(names):
         twice = next(name for name in names if [*names].count(name) > 1)
         raise DataError("arrays.name-twice", "names: has {name!r} twice", name=twice)

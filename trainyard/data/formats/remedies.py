@@ -27,7 +27,7 @@ def remedy(paths: Iterable[str]) -> str:
     for path in paths:
         name = os.path.basename(path).lower()
         suffix = next((suffix for suffix in _UNPACK if name.endswith(suffix)), "")
-        if match := re.search(r"cifar-?(100?)", path, re.IGNORECASE):
+        if match := re.search(r"cifar-(100?)-(?:python|binary|batches)", path):
             return f"; `trainyard data prepare cifar{match[1]}` reads CIFAR-{match[1]}"
         if suffix and not is_remote(path):
             quoted = {"path": shlex.quote(path), "folder": shlex.quote(path[: -len(suffix)])}

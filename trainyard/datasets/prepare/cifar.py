@@ -140,7 +140,9 @@ def _batch(release: _Release, file: str, content: bytes, path: Path) -> NDArray[
         labels, pixels = np.array(values[release.keys[0]]), values["data"]
         if labels.dtype.kind not in "iu" or not ((labels >= 0) & (labels < 256)).all():
             raise ValueError("its labels are no class numbers")
-        rows = np.reshape(pixels, (len(labels), _PIXELS))
+        if not isinstance(pixels, np.ndarray):  # all arrays there are uint8
+            raise ValueError("its data is no array")
+        rows = pixels.reshape(len(labels), _PIXELS)
         return np.hstack([labels[:, None].astype(np.uint8), rows])
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise _refused(path, file, error) from None

@@ -96,7 +96,15 @@ def _read(
     """An IDX file, plain or compressed, and its array. The name tells the dimensions."""
     pattern = name.replace("-idx", "[-.]idx")  # copies have a dot there, also in a folder's name
     found = (folder.glob(f"{depth}{pattern}{end}") for depth in _DEPTHS for end in ("", ".gz"))
-    path = next((path for paths in found for path in sorted(paths) if path.is_file()), None)
+    paths = next(filter(None, ([one for one in part if one.is_file()] for part in found)), [None])
+    path, *others = paths
+    if others:  # of another data set: both would fit
+        raise DataError(
+            "prepare.several-files",
+            "{path}: holds {names}: name the folder of one",
+            path=folder,
+            names=" and ".join(sorted(map(str, paths))),
+        )
     if path is None:
         raise DataError(
             "prepare.missing-file", path=folder, name=f"{name}(.gz)", origin=release.origin

@@ -166,7 +166,10 @@ def read_members(path: Path, wanted: Collection[str], max_bytes: int) -> dict[st
     """
     if path.is_dir():
         files = {name: path / name for name in wanted if (path / name).is_file()}
-        found = {name: file.read_bytes() for name, file in files.items()}
+        try:
+            found = {name: file.read_bytes() for name, file in files.items()}
+        except OSError as error:
+            raise DataError("file.unreadable", path=error.filename, reason=error.strerror) from None
     else:
         found = _members(path, wanted, max_bytes)
     missing = [name for name in wanted if name not in found]
