@@ -1,5 +1,6 @@
 """Files that no reader opens: the error has the line that makes data of them."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,12 @@ def test_a_table_beside_images_of_no_class_is_named(tmp_path: Path) -> None:
     with raises("data.one-class", name="images") as caught:
         check_learnable(open_index(place), place)
     assert f"{place}/train.csv" in str(caught.value.fields["hint"])
-    write_files(tmp_path, ["test/3.jpg"])
+    os.rename(tmp_path / "images", tmp_path / "train")
+    with raises("data.splits-as-classes", names="train") as caught:
+        open_index(place)
+    assert f"{place}/train.csv" in str(caught.value.fields["hint"])
+    os.rename(tmp_path / "train", tmp_path / "images")
+    write_files(tmp_path, ["masks/3.jpg"])
     with raises("data.doubtful-classes") as caught:
         merged_splits([place], may_share=True)
     assert f"{place}/train.csv" in str(caught.value.fields["remedy"])

@@ -68,7 +68,12 @@ def _chexpert(copy: Copy) -> None:
         copy.table(f"{folder}.csv", lines)
 
 
-@layout("WILDS iWildCam", "--data DIR/metadata.csv#label=y#root=DIR/train", told="metadata.csv")
+@layout(
+    "WILDS iWildCam",
+    "--data DIR/metadata.csv#label=y#root=DIR/train",
+    told="metadata.csv",
+    note=TABLE + ", without `id_val` or `val`",
+)
 def _wilds(copy: Copy) -> None:
     lines: list[tuple[object, ...]] = [("split", "filename", "y")]
     splits = {"train": "train", "val": "val", "id_val": "", "test": "test", "id_test": ""}

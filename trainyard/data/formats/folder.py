@@ -26,6 +26,7 @@ from trainyard.data.formats.left_out import (
     LeftOut,
     ending,
 )
+from trainyard.data.formats.remedies import remedy_beside
 from trainyard.data.formats.scan import (
     ARRAY_SUFFIX,
     IMAGE_SUFFIXES,
@@ -91,7 +92,7 @@ def scan(place: ResolvedLocation) -> Scan:
     watched = [path for tree in trees for path in tree.folders]
     broken = [entry.name for entry in entries_of(place.root) if _is_broken(entry)]
     broken += [path for tree in trees for path in tree.broken]
-    check_no_splits(place.location, classes, watched)
+    check_no_splits(place.location, classes, watched, remedy_beside(place.root, left_out))
     _check_once(place.location, trees)
     class_of = {path: name for name in classes for path in folders[name].folders}
     if by_path:

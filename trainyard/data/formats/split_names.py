@@ -62,8 +62,13 @@ def splits_among(names: Iterable[str]) -> list[str]:
     return sorted(pairs[0].values()) if pairs else []
 
 
-def check_no_splits(location: str, classes: Sequence[str], folders: Iterable[str] = ()) -> None:
-    """DataError if classes are splits, or hold splits. `folders`: all below the location."""
+def check_no_splits(
+    location: str, classes: Sequence[str], folders: Iterable[str] = (), hint: str = ""
+) -> None:
+    """DataError if classes are splits, or hold splits.
+
+    `folders`: all below the location. `hint`: the end of the message.
+    """
     splits = splits_among(classes)
     if classes and all(map(split_named, classes)):
         splits = sorted(classes)
@@ -72,10 +77,11 @@ def check_no_splits(location: str, classes: Sequence[str], folders: Iterable[str
             "data.splits-as-classes",
             "{location}: {names} {what} by name, and no class: name each by --data.train and "
             "--data.val if it has a folder or a tar per class; without these its images have no "
-            "labels",
+            "labels{hint}",
             location=location,
             names=" and ".join(splits[:3]),
             what="are splits" if splits[1:] else "is a split",
+            hint=hint,
         )
     inside: dict[str, list[str]] = {}
     for folder in folders:
