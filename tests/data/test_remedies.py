@@ -1,6 +1,7 @@
 """Files that no reader opens: the error has the line that makes data of them."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,11 @@ def test_a_table_beside_images_of_no_class_is_named(tmp_path: Path) -> None:
     with raises("data.one-class", name="images") as caught:
         check_learnable(open_index(place), place)
     assert f"{place}/train.csv" in str(caught.value.fields["hint"])
+    write_files(tmp_path, ["flat/1.jpg", "flat/train.csv"])
+    with raises("data.no-class-folders") as caught:
+        open_index(f"{place}/flat")
+    assert f"{place}/flat/train.csv" in str(caught.value.fields["hint"])
+    shutil.rmtree(tmp_path / "flat")
     os.rename(tmp_path / "images", tmp_path / "train")
     with raises("data.splits-as-classes", names="train") as caught:
         open_index(place)

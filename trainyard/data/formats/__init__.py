@@ -51,8 +51,8 @@ def recognise(place: ResolvedLocation) -> str:
     if place.is_folder:
         left_out = folder.files_left_out(place.root)
         loose, _ = left_out.kinds.get(LOOSE, (0, ""))
+        way_out = remedy_beside(place.root, left_out)
         if loose:
-            lists = _lists_beside(place.root)
             raise DataError(
                 "data.no-class-folders",
                 "{location}: holds {num_images:,} images, but no folder of a class; expected one "
@@ -60,10 +60,9 @@ def recognise(place: ResolvedLocation) -> str:
                 "files in it{hint}",
                 location=place.location,
                 num_images=loose,
-                hint=f"; or name a list of them: {' or '.join(lists)}" if lists else "",
+                hint=way_out,
             )
-        hint = f"; left out: {left_out}" if left_out else ""
-        hint += remedy_beside(place.root, left_out)
+        hint = (f"; left out: {left_out}" if left_out else "") + way_out
         raise DataError(
             "data.no-images",
             "{location}: no images found; expected one folder per class (CLASS/*.jpg), or tars, "

@@ -69,7 +69,7 @@ def doubt_about(location: str) -> Doubt | None:
         resolved = find_place(location)
         if is_remote(location) or not resolved.is_folder or formats.recognise(resolved) != "folder":
             return None
-        by_path = has_path_classes(place)
+        by_path = has_path_classes(resolved)
     except DataError:  # told where the data is opened
         return None
     entries = [e for e in entries_of(resolved.root) if is_folder(e) and not is_hidden(e.name)]
