@@ -194,6 +194,16 @@ def test_the_folder_that_holds_all_images_is_entered(name: str, tmp_path: Path) 
     assert all_splits(f"{place}#classes=path") == {"data": f"{inside}#classes=path"}
 
 
+def test_archives_beside_what_was_unpacked_do_not_hide_it(tmp_path: Path) -> None:
+    """Stanford Dogs."""
+    place = write_files(tmp_path / "set", [*files("Images"), "lists/train_list.mat"])
+    write_tar(tmp_path / "set/images.tar", [("Images/cat/1.jpg", b"x")])
+    assert all_splits(place) == {"data": f"{place}/Images"}
+    assert any(f"{place}/lists/train_list.mat" in text for text in split_remarks(place))
+    write_tar(tmp_path / "set/images.tar", [("1.jpg", b"x"), ("1.cls", b"0")])  # WebDataset
+    assert all_splits(place) == {"data": place}
+
+
 @pytest.mark.parametrize(
     "names",
     [

@@ -237,12 +237,22 @@ def _entered(location: str) -> Iterator[str]:
 def _only_with_images(location: str) -> str:
     """The folder of class folders that holds all images of a location; "" if none does."""
     folders, files = _listed_in(location)
-    if any(map(_is_image, files)) or any(matching(files, kind) for kind in _SHARDS):
+    if any(map(_is_image, files)) or _holds_shards(location, files):
         return ""
     paths = (os.path.join(location, name) for name in folders)
     holding = [*islice(filter(_has_image, paths), 2)]
     inside, files = _listed_in(holding[0]) if len(holding) == 1 else ([], [])
     return holding[0] if inside and not any(map(_is_image, files)) else ""
+
+
+def _holds_shards(location: str, files: Sequence[str]) -> bool:
+    """True unless the shards among files are beside the data, as an archive that was unpacked."""
+    if not any(matching(files, kind) for kind in _SHARDS):
+        return False
+    try:
+        return formats.recognise(find_place(location)) != "folder"
+    except (DataError, OSError):
+        return True
 
 
 def _listed(folder: str) -> dict[str, str]:
