@@ -1,5 +1,6 @@
 """write_images: the pixels and labels of arrays, or an error, and the lines of docs/arrays.md."""
 
+import gzip
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -157,6 +158,12 @@ def write_sources() -> None:
         "class_names.txt": "airplane\nbird\n",
     }
     write_files(Path(), {name: text.encode() for name, text in texts.items()})
+    for split in ("train", "test"):
+        for one, content in (
+            ("images-idx3", bytes(16) + pixels(2, 28, 28).tobytes()),
+            ("labels-idx1", bytes(8) + b"\x01\x1a"),
+        ):
+            Path(f"emnist-letters-{split}-{one}-ubyte.gz").write_bytes(gzip.compress(content))
 
 
 def test_the_lines_of_the_page_make_data_sets(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -179,6 +186,9 @@ def test_the_lines_of_the_page_make_data_sets(tmp_path: Path, monkeypatch: Patch
     (_, first), *_ = stored(open_splits(tmp_path / "stl10")["train"])
     assert np.array_equal(pixels_of(first), pixels(4, 3, 96, 96)[0].transpose(2, 1, 0))
     assert len(open_index("digits")) == 4
+    letters = stored(open_splits("emnist")["train"])
+    assert [name for name, _ in letters] == ["a", "z"]
+    assert np.array_equal(pixels_of(letters[0][1]), pixels(2, 28, 28)[0].T)
     flowers = open_splits("flowers.csv")
     assert [name for name, _ in stored(flowers["train"])] == ["9", "7"]
     assert len(open_index("lsun")) == 4

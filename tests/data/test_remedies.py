@@ -23,6 +23,7 @@ from trainyard.data.index.merge import merged_splits
         ("set.tar.gz", "mkdir {}/set && tar xf {}/set.tar.gz -C {}/set"),
         ("cifar-100-python.tar.gz", "data prepare cifar100`"),
         ("train-images-idx3-ubyte.gz", "data prepare mnist`"),
+        ("emnist-letters-train-images-idx3-ubyte.gz", "docs/arrays.md"),
         *((f"set{end}", "docs/arrays.md") for end in (".npz", ".mat", ".pkl", ".arrow", ".mdb")),
     ],
 )

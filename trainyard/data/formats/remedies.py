@@ -17,8 +17,10 @@ _UNPACK = {
     ".rar": "unrar x {path} {folder}/",
     **dict.fromkeys(COMPRESSED, "mkdir {folder} && tar xf {path} -C {folder}"),
 }
-_ARRAYS = (".arrow", ".mdb", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".pickle", ".bin")
-_IDX = ("-ubyte", "-ubyte.gz")
+_ARRAYS = (
+    *(".arrow", ".mdb", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".pickle", ".bin"),
+    *("-ubyte", "-ubyte.gz"),
+)
 ARRAYS = "trainyard.write_images makes a data set of arrays: docs/arrays.md has the lines"
 
 
@@ -32,7 +34,7 @@ def remedy(paths: Iterable[str]) -> str:
         if suffix and not is_remote(path):
             quoted = {"path": shlex.quote(path), "folder": shlex.quote(path[: -len(suffix)])}
             return f"; unpack it and name the folder: {_UNPACK[suffix].format(**quoted)}"
-        if name.endswith(_IDX):
+        if re.match("(train|t10k)-(images|labels).idx", name):
             return "; `trainyard data prepare mnist` reads the files of MNIST"
         if name.endswith(_ARRAYS):
             return f"; {path} may hold arrays: {ARRAYS}"
