@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterable
 
 from trainyard.data.formats.left_out import HIDDEN, LeftOut
-from trainyard.data.formats.listing import SUFFIXES
 from trainyard.data.storage.source import is_remote
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
@@ -21,6 +20,7 @@ _ARRAYS = (
     *(".arrow", ".mdb", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".pickle", ".bin"),
     *("-ubyte", "-ubyte.gz"),
 )
+_TABLES = (".csv", ".tsv")  # of the lists that are read; a .txt is rather a text
 ARRAYS = "trainyard.write_images makes a data set of arrays: docs/arrays.md has the lines"
 
 
@@ -38,7 +38,7 @@ def remedy(paths: Iterable[str]) -> str:
             return "; `trainyard data prepare mnist` reads the files of MNIST"
         if name.endswith(_ARRAYS):
             return f"; {path} may hold arrays: {ARRAYS}"
-        if name.endswith(SUFFIXES) and not name.endswith(".txt"):
+        if name.endswith(_TABLES):
             return f"; if {path} lists the images, name it (docs/arrays.md, if it holds pixels)"
     return ""
 
