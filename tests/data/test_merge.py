@@ -19,7 +19,6 @@ from trainyard.data.index import merge
 from trainyard.data.index.build import index_scan, open_index
 from trainyard.data.index.merge import merged_splits, open_merged
 from trainyard.data.index.table import load_index
-from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.location import find_place
 
 Files = dict[str, bytes]
@@ -143,14 +142,6 @@ def test_a_touched_part_is_the_same_data_with_new_stamps(pets: str, tmp_path: Pa
     assert after.fingerprint == before.fingerprint
     assert after.stamps[shard] == open_index(shards).stamps["train-001.tar"]
     assert after.stamps != before.stamps
-
-
-def test_an_altered_shard_is_known_by_its_stamp(pets: str, tmp_path: Path) -> None:
-    """The reader finds the stamp of each file in a merged index too."""
-    shards = named_shards(tmp_path / "shards", [2, 3], ("cat",))
-    reader = Reader(open_merged([pets, shards], None))
-    shard = f"{shards}/train-001.tar"
-    assert reader._stamp_of(shard) == open_index(shards).stamps["train-001.tar"]
 
 
 # --- class names ---

@@ -5,7 +5,6 @@ may hold several splits, `splits_inside(place) -> tuple of their names`. OPTIONS
 in a location that it takes.
 """
 
-import os
 from types import ModuleType
 
 from trainyard.data.formats import (
@@ -36,7 +35,6 @@ FORMATS: dict[str, ModuleType] = {
     "tar": class_tar,
 }
 
-_NAMED = 3  # lists that a message names
 
 FITS_NONE = ("data.no-class-folders", "data.no-images")
 """Codes of the errors of a folder that no format recognises."""
@@ -77,17 +75,6 @@ def recognise(place: ResolvedLocation) -> str:
         location=place.location,
         hint=remedy([place.location]),
     )
-
-
-def _lists_beside(folder: str) -> list[str]:
-    """The first lists in a folder, or else in the one above it."""
-    for place in (folder, os.path.join(folder, "..")):
-        names = sorted(
-            name for name in os.listdir(place) if name.lower().endswith(listing.SUFFIXES)
-        )
-        if names:
-            return [os.path.normpath(os.path.join(place, name)) for name in names[:_NAMED]]
-    return []
 
 
 def _check_options(place: ResolvedLocation, name: str) -> None:

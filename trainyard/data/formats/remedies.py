@@ -44,6 +44,10 @@ def remedy(paths: Iterable[str]) -> str:
 
 
 def remedy_beside(root: str, left_out: LeftOut) -> str:
-    """`remedy` for the examples of what a scan leaves out in a folder."""
+    """`remedy` for the examples of what a scan leaves out in a folder, or the tables above it."""
     kinds = left_out.kinds.items()
-    return remedy(os.path.join(root, name) for kind, (_, name) in kinds if kind != HIDDEN)
+    inside = (os.path.join(root, name) for kind, (_, name) in kinds if kind != HIDDEN)
+    above = os.path.normpath(os.path.join(root, ".."))
+    names = sorted(os.listdir(above)) if os.access(above, os.R_OK) else []
+    tables = (name for name in names if name.lower().endswith(_TABLES))
+    return remedy(inside) or remedy(os.path.join(above, name) for name in tables)
