@@ -11,10 +11,11 @@ import pytest
 from tests.data.tars import open_splits, read_rows, stored, write_files, write_tar
 from tests.data.tfrecords import write_samples
 from tests.errors import raises
-from trainyard.data.formats import FORMATS
+from trainyard.data.formats import all_formats
 from trainyard.data.formats.scan import EncodedSample
 from trainyard.data.index.build import build_index
 from trainyard.data.storage.open import open_source
+from trainyard.datasets.pack.shards import written_as
 from trainyard.errors import DataError
 
 WRITTEN = {
@@ -40,7 +41,8 @@ def written(
 ) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / WRITTEN[kind]
-    write = write_samples if kind == "tfrecord" else FORMATS[kind].write
+    write = write_samples if kind == "tfrecord" else written_as(kind).write
+    assert write is not None
     write(path, iter(found), classes)
     return path
 
@@ -156,8 +158,10 @@ def test_checksums_find_every_changed_byte(tmp_path: Path, kind: str) -> None:
 
 
 def check(kind: str, path: Path) -> None:
+    check_shard = all_formats()[kind].check_shard
+    assert check_shard is not None
     with closing(open_source(str(path))) as source:
-        FORMATS[kind].check_shard(source)
+        check_shard(source)
 
 
 @pytest.mark.parametrize("kind", WRITTEN)

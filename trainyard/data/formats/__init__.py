@@ -1,11 +1,9 @@
-"""Readers of container formats: each finds the samples of a place and their bytes.
+"""The formats of data sets: each finds the samples of a location and their bytes."""
 
-A reader is a module with `recognises(place) -> bool` and `scan(place) -> Scan`, and, if one file
-may hold several splits, `splits_inside(place) -> tuple of their names`. OPTIONS names the options
-in a location that it takes.
-"""
-
-from types import ModuleType
+from collections.abc import Sequence
+from fnmatch import filter as matching
+from functools import cache
+from importlib.metadata import entry_points
 
 from trainyard.data.formats import (
     class_tar,
@@ -17,23 +15,22 @@ from trainyard.data.formats import (
     tfrecord,
     webdataset,
 )
+from trainyard.data.formats.format import Format
 from trainyard.data.formats.left_out import LOOSE
 from trainyard.data.formats.remedies import remedy, remedy_beside
 from trainyard.data.formats.scan import Scan
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.errors import DataError
 
-# Tried in this order; a format recognises a place by its contents, not by its name.
-FORMATS: dict[str, ModuleType] = {
-    "list": listing,
-    "packed": packed,
-    "parquet": parquet,
-    "webdataset": webdataset,
-    "tfrecord": tfrecord,
-    "hdf5": hdf5,
-    "folder": folder,
-    "tar": class_tar,
-}
+# Tried in this order, those of other packages first.
+_OURS = (listing, packed, parquet, webdataset, tfrecord, hdf5, folder, class_tar)
+
+
+@cache
+def all_formats() -> dict[str, Format]:
+    """All formats by name, in the order in which they are tried."""
+    found: list[Format] = [entry.load() for entry in entry_points(group="trainyard.formats")]
+    return {each.name: each for each in (*found, *(module.FORMAT for module in _OURS))}
 
 
 FITS_NONE = ("data.no-class-folders", "data.no-images")
@@ -42,9 +39,9 @@ FITS_NONE = ("data.no-class-folders", "data.no-images")
 
 def recognise(place: ResolvedLocation) -> str:
     """The name of the format of a place. DataError if no format recognises it."""
-    for name, reader in FORMATS.items():
-        if reader.recognises(place):
-            _check_options(place, name)
+    for name, each in all_formats().items():
+        if each.recognises(place):
+            _check_options(place, each)
             return name
     if place.is_folder:
         left_out = folder.files_left_out(place.root)
@@ -77,9 +74,8 @@ def recognise(place: ResolvedLocation) -> str:
     )
 
 
-def _check_options(place: ResolvedLocation, name: str) -> None:
+def _check_options(place: ResolvedLocation, recognised: Format) -> None:
     """DataError for an option that the format's reader does not know."""
-    known = getattr(FORMATS[name], "OPTIONS", ())
     if len(place.options) < place.option_text.count("#"):
         raise DataError(
             "data.option-twice",
@@ -87,27 +83,34 @@ def _check_options(place: ResolvedLocation, name: str) -> None:
             location=place.location,
             options=place.option_text,
         )
-    wrong = [f"#{option}=" for option in place.options if option not in known]
+    wrong = [f"#{option}=" for option in place.options if option not in recognised.options]
     if wrong:
-        taken = " and ".join(f"#{option}=" for option in known) or "none"
+        taken = " and ".join(f"#{option}=" for option in recognised.options) or "none"
         raise DataError(
             "data.unknown-option",
             "{location}: {name} is no option of the format {format}, which takes {names}",
             location=place.location,
             name=wrong[0],
-            format=name,
+            format=recognised.name,
             names=taken,
         )
 
 
+def patterns() -> list[str]:
+    """The names of shards, as globs, of all formats; one name may fit several."""
+    return [pattern for each in all_formats().values() for pattern in each.patterns]
+
+
+def shards_among(names: Sequence[str]) -> set[str]:
+    """The names that are those of shards."""
+    return {name for pattern in patterns() for name in matching(names, pattern)}
+
+
 def scan(place: ResolvedLocation) -> Scan:
     """The samples of a place of any format."""
-    result: Scan = FORMATS[recognise(place)].scan(place)
-    return result
+    return all_formats()[recognise(place)].scan(place)
 
 
 def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
     """The splits in a single file; empty if its format cannot hold several."""
-    reader = FORMATS[recognise(place)]
-    found: tuple[str, ...] = reader.splits_inside(place) if hasattr(reader, "splits_inside") else ()
-    return found
+    return all_formats()[recognise(place)].splits_inside(place)

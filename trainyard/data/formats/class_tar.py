@@ -20,6 +20,7 @@ from itertools import groupby, islice
 from operator import itemgetter
 from typing import NamedTuple
 
+from trainyard.data.formats.format import Format
 from trainyard.data.formats.left_out import EMPTY, NO_SPLIT, LeftOut
 from trainyard.data.formats.remedies import COMPRESSED, remedy
 from trainyard.data.formats.scan import (
@@ -401,3 +402,11 @@ def _rows(
 def _label(known: list[int], homes: Sequence[tuple[str, str]], path: str, labels: _Labels) -> None:
     """Adds the labels of the homes that have none yet."""
     known.extend(labels.of_home(path, *home) for home in homes[len(known) :])
+
+
+FORMAT = Format(
+    name="tar",
+    recognises=recognises,
+    scan=scan,
+    splits_inside=splits_inside,
+)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from typing import NamedTuple
 
+from trainyard.data.formats.format import Format, Shards
 from trainyard.data.formats.left_out import (
     BROKEN_LINK,
     EMPTY,
@@ -274,3 +275,18 @@ def _scandir(path: str) -> list[os.DirEntry[str]]:
             return list(entries)
     except OSError as error:
         raise DataError("file.unreadable", path=path, reason=error.strerror) from None
+
+
+FORMAT = Format(
+    name="folder",
+    recognises=recognises,
+    scan=scan,
+    kind="image",
+    options=OPTIONS,
+    # Lists of the images' checksums, one for each chunk of samples.
+    shards=Shards(
+        write=None,
+        name=lambda _, split, count: (f"checksums/{split}-", 5, ".sha256"),
+        overhead=2304,  # half a block of a file system, and names
+    ),
+)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.data.formats.format import Format, Shards
 from trainyard.data.formats.hdf5_layout import (
     FILES,
     IMAGES,
@@ -232,3 +233,18 @@ def _parts(splits: list[SplitRows]) -> Iterator[tuple[str, Rows, Rows]]:
 
 def _array(kind: str, values: NDArray[Any]) -> "array[int]":
     return array(kind, values.tobytes())
+
+
+def _shard_name(name: str, split: str, count: int) -> tuple[str, int, str]:
+    """One file of all samples, or parts."""
+    return (f"{name}-{split}.h5", 0, "") if count == 1 else (f"{name}-{split}-", 5, ".h5")
+
+
+FORMAT = Format(
+    name="hdf5",
+    recognises=recognises,
+    scan=scan,
+    patterns=("*.h5", "*.hdf5"),
+    splits_inside=splits_inside,
+    shards=Shards(write=write, name=_shard_name, overhead=128),
+)

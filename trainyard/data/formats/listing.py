@@ -23,6 +23,7 @@ from stat import S_ISREG
 
 from trainyard.data.formats.cells import Images, parts_of
 from trainyard.data.formats.columns import LISTS
+from trainyard.data.formats.format import Format
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.list_json import SUFFIXES as JSON
 from trainyard.data.formats.list_rows import (
@@ -277,3 +278,13 @@ def _size(rows: ListRows, row: Row) -> int:
             location=rows.place.location,
         )
     return stat.st_size
+
+
+FORMAT = Format(
+    name="list",
+    recognises=recognises,
+    scan=scan,
+    kind="image",
+    options=OPTIONS,
+    splits_inside=splits_inside,
+)

@@ -22,6 +22,7 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
+from trainyard.data.formats.format import Format, Shards
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.scan import (
     MAX_CLASSES,
@@ -212,3 +213,13 @@ def _damaged(source: Source, why: str) -> DataError:
 
 def _array(kind: str, values: NDArray[Any], dtype: str) -> "array[int]":
     return array(kind, np.ascontiguousarray(values, dtype).tobytes())
+
+
+FORMAT = Format(
+    name="packed",
+    recognises=recognises,
+    scan=scan,
+    patterns=(f"*{SUFFIX}",),
+    check_shard=check_shard,
+    shards=Shards(write=write, name=lambda name, split, _: (f"{name}-{split}-", 6, SUFFIX)),
+)

@@ -21,6 +21,7 @@ import numpy as np
 
 from trainyard.data.formats.columns import Unread
 from trainyard.data.formats.example import BufferedReader
+from trainyard.data.formats.format import Format, Shards
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.parquet_layout import Layout, find_layout, metadata_of
 from trainyard.data.formats.parquet_pages import Column, NotByOffset, NullValue, find_values
@@ -322,3 +323,19 @@ def _labels(file: Any, layout: Layout, group: _Group, name: str) -> tuple[list[A
             column=layout.label,
         )
     return labels.tolist(), counts
+
+
+def _shard_name(_: str, split: str, count: int) -> tuple[str, int, str]:
+    """The names by which `datasets` finds the splits."""
+    split = "validation" if split == "val" else split
+    return f"data/{split}-", 5, f"-of-{count:05d}{SUFFIX}"
+
+
+FORMAT = Format(
+    name="parquet",
+    recognises=recognises,
+    scan=scan,
+    patterns=(f"*{SUFFIX}",),
+    options=OPTIONS,
+    shards=Shards(write=write, name=_shard_name, overhead=128, holds_lists=True),
+)

@@ -27,6 +27,7 @@ from trainyard.data.formats.example import (
     one_int,
     one_text,
 )
+from trainyard.data.formats.format import Format
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.scan import (
     MAX_CLASSES,
@@ -289,3 +290,12 @@ def _read(
         return read(data, found[name])
     except ValueError as error:
         raise ValueError(f"{name.decode()} {error}") from None
+
+
+FORMAT = Format(
+    name="tfrecord",
+    recognises=recognises,
+    scan=scan,
+    patterns=("*-of-*", "*.tfrecord", "*.tfrecords"),
+    check_shard=check_shard,
+)

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from zlib import adler32
 
 from trainyard.data.formats.class_tar import check_all_read
+from trainyard.data.formats.format import Format, Shards
 from trainyard.data.formats.left_out import DOTTED, RESERVED, LeftOut
 from trainyard.data.formats.scan import (
     ARRAY_SUFFIX,
@@ -438,3 +439,18 @@ def _header(name: str, size: int) -> bytes:
     header = _HEADER % (raw.ljust(100, b"\0"), size)
     checksum = (adler32(header) & 0xFFFF) - 1  # the sum of the bytes, here below 65521
     return b"%b%06o\0 %b" % (header[:148], checksum, header[156:])
+
+
+FORMAT = Format(
+    name="webdataset",
+    recognises=recognises,
+    scan=scan,
+    patterns=("*.tar",),
+    kind="tar",
+    shards=Shards(
+        write=write,
+        name=lambda name, split, _: (f"{name}-{split}-", 6, ".tar"),
+        overhead=2304,  # headers and padding
+        holds_lists=True,
+    ),
+)

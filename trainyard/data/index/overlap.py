@@ -11,25 +11,13 @@ from stat import S_ISLNK
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.data import formats
 from trainyard.data.index.table import Index
 from trainyard.data.rng import fold_in
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 
 Hashes = NDArray[np.uint64]
-
-KINDS = {
-    "folder": "image",
-    "list": "image",
-    "images": "image",
-    "webdataset": "tar",
-    "tar": "tar",
-    "tfrecord": "tfrecord",
-    "hdf5": "hdf5",
-    "packed": "packed",
-    "parquet": "parquet",
-}
-"""The kind of a format's files; a file of one kind cannot be read as another."""
 
 
 def check_apart(train: Index | tuple[str, ...], val: Index, *, few: int = 100_000) -> None:
@@ -107,8 +95,13 @@ def hash_names(texts: Iterable[str]) -> Hashes:
 
 
 def _kinds(index: Index) -> set[str]:
-    """The kinds of an index's files; a merged index may have several."""
-    return {KINDS.get(name, name) for name in index.format.split(" and ")}
+    """The kinds of an index's files; a merged index may have several.
+
+    Images that `predict` was given by name are of no format.
+    """
+    of = formats.all_formats()
+    names = index.format.split(" and ")
+    return {(of[name].kind or name) if name in of else "image" for name in names}
 
 
 def _count(index: Index) -> int:

@@ -34,10 +34,6 @@ from trainyard.data.storage.source import is_remote, reason_of
 from trainyard.errors import DataError
 from trainyard.printable import how_many
 
-_SHARDS = (
-    *("*.tar", "*.h5", "*.hdf5", "*.packed", "*.parquet"),
-    *("*-of-*", "*.tfrecord", "*.tfrecords"),
-)
 _STEMS = ("train", "val", "dev", "test", "eval")  # every word for a split begins with one
 _LOOKED_INTO = 1000  # folders that an error message, or a look for images, takes the time for
 _LISTS = (*LIST_SUFFIXES, ".txt", ".lst", ".json", ".mat")
@@ -189,8 +185,7 @@ def _first_of(names: Sequence[str]) -> str:
 
 def _other_shards(folder: str, entered: Iterable[str]) -> list[str]:
     """Names the shards in a folder that belong to none of some locations; nothing without any."""
-    shards = {name for kind in _SHARDS for name in matching(_listed_in(folder)[1], kind)}
-    paths = {os.path.join(folder, name) for name in shards}
+    paths = {os.path.join(folder, name) for name in formats.shards_among(_listed_in(folder)[1])}
     for place in entered:
         paths -= {*expand_braces(place), *matching(paths, place)}
     return [_first_of(sorted(paths))] if paths else []
@@ -247,7 +242,7 @@ def _only_with_images(location: str) -> str:
 
 def _holds_shards(location: str, files: Sequence[str]) -> bool:
     """True unless the shards among files are beside the data, as an archive that was unpacked."""
-    if not any(matching(files, kind) for kind in _SHARDS):
+    if not formats.shards_among(files):
         return False
     try:
         return formats.recognise(find_place(location)) != "folder"
@@ -329,7 +324,7 @@ def _with_classes(folder: str) -> str:
     if len(folders) == 1 and split_named(folders[0]) == split_named(os.path.basename(folder)):
         folder = os.path.join(folder, folders[0])
         folders, files = _listed_in(folder)
-    return folder if folders or any(matching(files, kind) for kind in _SHARDS) else ""
+    return folder if folders or formats.shards_among(files) else ""
 
 
 def _without_classes(location: str) -> list[str]:
@@ -385,7 +380,7 @@ def _is_image(name: str) -> bool:
 def _patterns(location: str, split: str, files: Sequence[str]) -> Iterator[str]:
     """A glob for the shards of a split, of each kind of file."""
     names = list(files)
-    for kind in _SHARDS:
+    for kind in formats.patterns():
         of_kind = {*matching(names, kind)}
         names = [name for name in names if name not in of_kind]  # a-of-b.parquet is of one kind
         shards = sorted(name for name in of_kind if split in splits_named(name))

@@ -10,6 +10,7 @@ from pathlib import Path
 from trainyard.data import formats
 from trainyard.data.formats.folder import entries_of, has_image_suffix, is_folder, why_left_out
 from trainyard.data.formats.left_out import BROKEN_LINK, EMPTY, HIDDEN, LOOP, LeftOut
+from trainyard.data.formats.remedies import COMPRESSED
 from trainyard.data.formats.scan import FileRows, Scan, is_metadata
 from trainyard.data.index.build import Progress, index_scan, open_index
 from trainyard.data.index.table import Index
@@ -25,7 +26,6 @@ from trainyard.data.storage.source import is_remote, reason_of
 from trainyard.errors import DataError
 
 _DOWNLOADS = 8  # at a time
-_CONTAINERS = (".tar", ".tar.gz", ".tgz", ".tfrecord", ".h5", ".hdf5", ".packed", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,8 @@ def _is_image(name: str) -> bool:
     """True if a name counts as an image: a URL or a file that is not recognised as a data set."""
     if is_remote(name):
         path = name.partition("?")[0].lower()
-        return name.lower().startswith(("http://", "https://")) and not path.endswith(_CONTAINERS)
+        is_shard = path.endswith(COMPRESSED) or formats.shards_among([path])
+        return name.lower().startswith(("http://", "https://")) and not is_shard
     if os.path.isdir(name) or not os.path.exists(name):
         return False
     if not os.path.isfile(name):
@@ -110,7 +111,7 @@ def _is_image(name: str) -> bool:
     if has_image_suffix(name):
         return True
     place = find_place(name)
-    return not any(reader.recognises(place) for reader in formats.FORMATS.values())
+    return not any(each.recognises(place) for each in formats.all_formats().values())
 
 
 def _walk(folder: str, above: frozenset[str], left_out: LeftOut) -> Iterator[str]:

@@ -41,19 +41,13 @@ from trainyard.datasets.pack.shards import (
     ShardJob,
     brace_list,
     plan_jobs,
+    written_as,
 )
 from trainyard.datasets.pack.worker import PackJob, PackSource, stem, storing
 from trainyard.errors import DataError
 from trainyard.files import in_words, why_unwritable
 from trainyard.printable import print_line
 
-# Bytes per sample besides the image: headers, padding, half a block of a file system.
-_OVERHEAD = {
-    "webdataset": 2304,
-    "hdf5": 128,
-    "folder": 2304,
-    "parquet": 128,
-}
 _MARGIN = 16 << 20  # bytes that stay free
 _ODD_LISTED = 1000  # of each kind
 _NAMES, _THREADS = 1024, 32  # names that are read at once: each may wait for a file server
@@ -329,7 +323,7 @@ def _check_space(work: PackJob, splits: dict[str, Selection], jobs: list[ShardJo
         return
     stored = sum(int(splits[job.split].index.size[job.ids].sum()) for job in jobs)
     count = sum(len(job.ids) for job in jobs)
-    needed = stored + count * _OVERHEAD[work.options.format] + _MARGIN
+    needed = stored + count * written_as(work.options.format).overhead + _MARGIN
     free = shutil.disk_usage(work.destination).free
     if jobs and free < needed:
         raise DataError(

@@ -10,15 +10,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.data.formats import all_formats
+from trainyard.data.formats.format import Shards
 from trainyard.data.index.table import Index
 from trainyard.data.rng import fold_in, permute
 from trainyard.datasets.pack.recode import Recode
 from trainyard.errors import DataError
 from trainyard.hints import did_you_mean
-
-FORMATS = ("webdataset", "hdf5", "folder", "packed", "parquet")
-"""The writable formats."""
-_HOLD_LISTS = ("webdataset", "parquet")
 
 _CHUNK = 1 << 20  # positions permuted at once, which bounds the memory
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -97,13 +95,7 @@ def plan_jobs(splits: dict[str, Selection], options: PackOptions) -> dict[str, l
             "the name {name!r} is not of letters, digits, . _ and - alone",
             name=options.name,
         )
-    if options.format not in FORMATS:
-        raise DataError(
-            "pack.unknown-format",
-            "{format}: cannot be written; choose {names}",
-            format=options.format,
-            names=", ".join(FORMATS),
-        )
+    shards = written_as(options.format)
     if options.pixels and options.format != "packed":
         raise DataError(
             "pack.format-without-pixels",
@@ -116,14 +108,14 @@ def plan_jobs(splits: dict[str, Selection], options: PackOptions) -> dict[str, l
     for split, selection in splits.items():
         if not len(selection.ids):
             raise DataError("pack.no-samples", "{split}: no samples to pack", split=split)
-        if selection.index.lists is not None and options.format not in _HOLD_LISTS:
+        if selection.index.lists is not None and not shards.holds_lists:
             raise DataError(
                 "pack.format-without-lists",
                 "{format}: holds one label for each image, and {split} has lists of labels; "
                 "choose {names}",
                 format=options.format,
                 split=split,
-                names=" or ".join(_HOLD_LISTS),
+                names=" or ".join(name for name, one in _written().items() if one.holds_lists),
             )
         borders = _borders(selection, options)
         names = shard_names(options, split, len(borders) - 1)
@@ -167,19 +159,23 @@ def brace_list(options: PackOptions, split: str, count: int) -> str:
 
 def _parts(options: PackOptions, split: str, count: int) -> tuple[str, int, str]:
     """The parts of a shard's name: text before its number, digits, and text after it."""
-    name = f"{options.name}-{split}"
-    match options.format:
-        case "webdataset":
-            return f"{name}-", 6, ".tar"
-        case "packed":
-            return f"{name}-", 6, ".packed"
-        case "parquet":  # the names by which `datasets` finds the splits
-            split = "validation" if split == "val" else split
-            return f"data/{split}-", 5, f"-of-{count:05d}.parquet"
-        case "hdf5":
-            return (f"{name}.h5", 0, "") if count == 1 else (f"{name}-", 5, ".h5")
-        case _:  # for a folder, lists of the images' checksums, one per chunk of samples
-            return f"checksums/{split}-", 5, ".sha256"
+    return written_as(options.format).name(options.name, split, count)
+
+
+def _written() -> dict[str, Shards]:
+    return {name: each.shards for name, each in all_formats().items() if each.shards}
+
+
+def written_as(format: str) -> Shards:
+    """How a format is written. DataError if it cannot be."""
+    if format not in _written():
+        raise DataError(
+            "pack.unknown-format",
+            "{format}: cannot be written; choose {names}",
+            format=format,
+            names=", ".join(_written()),
+        )
+    return _written()[format]
 
 
 def choose_classes(

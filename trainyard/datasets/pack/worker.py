@@ -11,7 +11,6 @@ from trainyard.data._native import is_built, own_decoder
 from trainyard.data.decode.decode import BadImageError, image_orientation, is_grey, reference_image
 from trainyard.data.decode.orientation import upright
 from trainyard.data.decode.packed_record import has_pixels, image_file, is_record, record_of_pixels
-from trainyard.data.formats import FORMATS
 from trainyard.data.formats.scan import EncodedSample
 from trainyard.data.index.outside import look_outside
 from trainyard.data.index.table import Index, load_index
@@ -28,7 +27,7 @@ from trainyard.datasets.pack.recode import (
     oddity,
     suffix_of,
 )
-from trainyard.datasets.pack.shards import PackOptions, ShardJob
+from trainyard.datasets.pack.shards import PackOptions, ShardJob, written_as
 from trainyard.datasets.workers import CONTEXT
 from trainyard.errors import DataError
 from trainyard.files import fsync, part_of, sha256, why_unwritable
@@ -218,11 +217,11 @@ def _write(job: ShardJob, outputs: Outputs, seen: _Seen) -> None:
     work, part = _worker.work, outputs[0][0]
     part.parent.mkdir(parents=True, exist_ok=True)
     samples = _samples(job, seen)
-    if work.options.format == "folder":
-        folders = [f"{job.split}/{name}" for name in work.folders]
-        write_folder(part, samples, work.destination, folders)
+    if (write := written_as(work.options.format).write) is not None:
+        write(part, samples, work.classes)
         return
-    FORMATS[work.options.format].write(part, samples, work.classes)
+    folders = [f"{job.split}/{name}" for name in work.folders]
+    write_folder(part, samples, work.destination, folders)
 
 
 def _samples(job: ShardJob, seen: _Seen) -> Iterator[EncodedSample]:

@@ -32,10 +32,10 @@ def check_contents(
     there = {path: shard for path, shard in files.listed.items() if path not in files.missing}
     if there:
         tasks["checksums"] = {path: _sum_of(path, shard) for path, shard in there.items()}
-    check_shard = getattr(formats.FORMATS.get(index.format if index else ""), "check_shard", None)
-    if index is not None and check_shard is not None:
+    known = formats.all_formats().get(index.format) if index else None
+    if index is not None and known is not None and known.check_shard is not None:
         paths = (os.path.join(index.root, name) for name in index.file_names)
-        tasks["records"] = dict.fromkeys(paths, check_shard)
+        tasks["records"] = dict.fromkeys(paths, known.check_shard)
     checks = []
     for name, of_files in tasks.items():
         total = sum(map(_size, of_files)) // 10**6
