@@ -135,7 +135,7 @@ def split_remarks(location: str) -> list[str]:
         remarks.append(f"{location}: {what} lie in {splits.folder}")
     if not chosen and (names := [*_split_lists(splits.folder)]):
         remarks.append(
-            f"{_first_of(names)}: not used: {location}#train=LIST#val=LIST takes the images that "
+            f"{_first_of(names, 2)}: not used: {location}#train=LIST#val=LIST takes the images that "
             "lists name"
         )
     left_out = [place for place in splits.found.values() if place not in chosen.values()]
@@ -179,8 +179,9 @@ def _split_lists(images: str) -> Iterator[str]:
                 yield os.path.normpath(os.path.join(folder, name))
 
 
-def _first_of(names: Sequence[str]) -> str:
-    return names[0] + (f" and {len(names) - 1:,} more" if names[1:] else "")
+def _first_of(names: Sequence[str], count: int = 1) -> str:
+    more = f" and {len(names) - count:,} more" if names[count:] else ""
+    return ", ".join(names[:count]) + more
 
 
 def _other_shards(folder: str, entered: Iterable[str]) -> list[str]:
