@@ -91,8 +91,8 @@ def is_evaluated(layout: Layout) -> bool:
 
 
 def verdict(layout: Layout, folder: Path) -> tuple[str, str, str]:
-    """What a copy in a folder comes to: the verdict, the words for it, and the first text."""
-    copy = Copy(folder / f"set-{LAYOUTS.index(layout)}")
+    """What a copy in a new folder comes to: verdict, words for it, and text of the first attempt."""
+    copy = Copy(folder)
     layout.build(copy)
     itself, *others = layout.words[:1] if is_evaluated(layout) else ("--data DIR", *layout.words)
     first = tried(copy, layout, itself)
@@ -206,5 +206,5 @@ def _counts(rows: Sequence[tuple[Layout, str, str]]) -> list[str]:
 def all_rows(folder: Path) -> Iterator[tuple[Layout, str, str, str]]:
     """Each layout with its verdict, its words and the text of the first attempt."""
     os.environ["TRAINYARD_CACHE"] = str(folder / "cache")
-    for layout in LAYOUTS:
-        yield layout, *verdict(layout, folder)
+    for number, layout in enumerate(LAYOUTS):
+        yield layout, *verdict(layout, folder / f"set-{number}")
