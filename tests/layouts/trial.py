@@ -91,7 +91,7 @@ def is_evaluated(layout: Layout) -> bool:
 
 
 def verdict(layout: Layout, folder: Path) -> tuple[str, str, str]:
-    """What a copy in a new folder comes to: verdict, words for it, and text of the first attempt."""
+    """What a copy in a new folder comes to: its verdict, words for it, and the first text."""
     copy = Copy(folder)
     layout.build(copy)
     itself, *others = layout.words[:1] if is_evaluated(layout) else ("--data DIR", *layout.words)
