@@ -20,7 +20,7 @@ _ARRAYS = (
     *(".arrow", ".mdb", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".pickle", ".bin"),
     *("-ubyte", "-ubyte.gz"),
 )
-_TABLES = (".csv", ".tsv")  # of the lists that are read; a .txt is rather a text
+_TABLES = (".csv", ".tsv", ".json", ".jsonl", ".lst")  # lists that are read; a .txt is a text
 ARRAYS = "trainyard.write_images makes a data set of arrays: docs/arrays.md has the lines"
 
 

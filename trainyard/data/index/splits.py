@@ -135,8 +135,8 @@ def split_remarks(location: str) -> list[str]:
         remarks.append(f"{location}: {what} lie in {splits.folder}")
     if not chosen and (names := [*_split_lists(splits.folder)]):
         remarks.append(
-            f"{_first_of(names, 2)}: not used: {location}#train=LIST#val=LIST takes the images that "
-            "lists name"
+            f"{_first_of(names, 2)}: not used: {location}#train=LIST#val=LIST takes the images "
+            "that lists name"
         )
     left_out = [place for place in splits.found.values() if place not in chosen.values()]
     if chosen and not is_remote(location) and os.path.isdir(splits.folder):
