@@ -33,6 +33,7 @@ def lists(row: str) -> None:
             for first, key in enumerate(("{k}", "{k1}")):
                 if key in line:
                     copy.names |= dict(zip(map(str, count(first)), classes.split(), strict=False))
+        copy.names |= {f"{name}.000000": name for name in classes.split()}  # in MXNet's lists
 
     layout(name, *filter(None, words.split(" or ")), others=others, told=told, note=TABLE)(build)
 
