@@ -1,4 +1,5 @@
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from tests.data.tars import write_files, write_tar
+from tests.data.tars import Patch, write_files, write_tar
+from tests.docs.pages import DOCS, blocks
 from tests.errors import raises
 from tests.images import encode
 from trainyard.data import formats
@@ -18,6 +20,7 @@ from trainyard.data.formats.left_out import BROKEN_LINK, HEIF_SUFFIXES, HIDDEN, 
 from trainyard.data.formats.scan import IMAGE_FORMATS, IMAGE_SUFFIXES
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.unlabelled import open_images
+from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.location import find_place
 from trainyard.data.storage.manifest import Manifest, write_manifest
 
@@ -232,3 +235,34 @@ def test_what_is_not_recognised_is_an_error_that_names_it(tmp_path: Path) -> Non
             formats.recognise(find_place(f"{tmp_path}/{name}"))
     with raises("data.not-found", path=tmp_path / "absent"):
         find_place(f"{tmp_path}/absent")
+
+
+# --- a format of another package ---
+
+
+def test_a_package_offers_a_format(tmp_path: Path, monkeypatch: Patch) -> None:
+    """The program of docs/own-code.md, found by its entry point."""
+    (page,) = (b.text for b in blocks(DOCS / "own-code.md") if "zipfile" in b.text)
+    (tmp_path / "zips_of_a_test.py").write_text(page)
+    about = tmp_path / "zips_of_a_test-0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: zips-of-a-test\nVersion: 0\n")
+    (about / "entry_points.txt").write_text("[trainyard.formats]\nzip = zips_of_a_test:ZIP\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    contents = {f"set/{name}/{n}.jpg": bytes([n]) * 900 for name in ("cat", "dog") for n in (1, 2)}
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+        archive.writestr("set/readme.txt", "")
+    formats.all_formats.cache_clear()
+    try:
+        index = open_index(str(tmp_path / "photos.zip"))
+        with zipfile.ZipFile(tmp_path / "small.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("cat/1.jpg", bytes(900))
+        with raises("zip.compressed"):
+            open_index(str(tmp_path / "small.zip"))
+    finally:
+        formats.all_formats.cache_clear()
+    assert (index.classes, index.label.tolist()) == (("cat", "dog"), [0, 0, 1, 1])
+    assert [*map(Reader(index).read, range(4))] == [*contents.values()]
+    assert index.left_out.kinds
