@@ -73,7 +73,7 @@ def test_blocks_find_the_pairs_of_the_whole(block: int) -> None:
     )
     least = near_duplicates(vectors[:20], 0.0, block_rows=block).numbers
     assert (least[:, 0] < least[:, 1]).all()
-    best = near_duplicates(vectors, 0.8, most=5, block_rows=block)
+    best = near_duplicates(vectors, 0.8, limit=5, block_rows=block)
     assert best.cosines.tolist() == found.cosines[:5].tolist()
 
 

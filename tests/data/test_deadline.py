@@ -28,7 +28,7 @@ def hurry(monkeypatch: Patch) -> None:
     monkeypatch.setattr(request, "GRACE_S", 0.4)
     monkeypatch.setattr(http, "MAX_S", 0.8)
     monkeypatch.setenv("TRAINYARD_RETRY_S", "0")
-    retry._said.clear()
+    retry._last_said.clear()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from tests.services.losses import SAME, Losses, losses_of
 from tests.services.slurm_cluster import SlurmCluster
 from tests.web import FaultyServer
 from trainyard.data.storage.manifest import Manifest, Shard, Split, write_manifest
-from trainyard.data.storage.remote.retry import _said
+from trainyard.data.storage.remote.retry import _last_said
 from trainyard.files import sha256
 
 NUM_SHARDS = 4
@@ -24,7 +24,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("TRAINYARD_RETRY_S", "30")
-    _said.clear()
+    _last_said.clear()
 
 
 @pytest.fixture(scope="session")

@@ -42,11 +42,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def bench_loader(options: argparse.Namespace) -> int:
     """Run `trainyard bench loader`. Returns the exit code."""
-    found = measure(options, *_index_of(options.location))
+    speeds = measure(options, *_index_of(options.location))
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(speeds))
     else:
-        _print(found)
+        _print(speeds)
     return 0
 
 
@@ -81,7 +81,7 @@ def measure(options: argparse.Namespace, split: str, index: "Index") -> dict[str
     reading = throughput.reading_rate(task)
     decoding = {way: throughput.decoding_rate(task, held, way) for way in ways}
     loader, first = throughput.loader_rate(task)
-    found = {
+    speeds = {
         "location": options.location,
         "split": split,
         "format": index.format,
@@ -99,36 +99,36 @@ def measure(options: argparse.Namespace, split: str, index: "Index") -> dict[str
         "loader": loader,
         "first_batch_s": first,
     }
-    return found | {"advice": advice(found)}
+    return speeds | {"advice": advice(speeds)}
 
 
-def advice(found: dict[str, Any]) -> str:
+def advice(speeds: dict[str, Any]) -> str:
     """One sentence of advice for faster loading here."""
     from trainyard.installation import NEEDS_EXTENSION
 
-    location, decoding = shlex.quote(found["location"]), found["decoding"]
-    if found["path"] is None:
+    location, decoding = shlex.quote(speeds["location"]), speeds["decoding"]
+    if speeds["path"] is None:
         return f"the extension in C decodes several times as fast: {NEEDS_EXTENSION}"
-    now = decoding["seek" if found["seek_table"] and "seek" in decoding else "stored"]
-    if found["reading"] < _WORTH * now:
+    now = decoding["seek" if speeds["seek_table"] and "seek" in decoding else "stored"]
+    if speeds["reading"] < _WORTH * now:
         return (
             "reading is what takes long: with `data.stage` set to a folder on a local disk, "
             "training reads copies"
         )
-    if found["threads"] < found["cores"]:
-        return f"more threads: this machine has {found['cores']} cores"
-    if found["fallback"] > _NOTABLE and found["channels"] in (1, 3):
+    if speeds["threads"] < speeds["cores"]:
+        return f"more threads: this machine has {speeds['cores']} cores"
+    if speeds["fallback"] > _NOTABLE and speeds["channels"] in (1, 3):
         return (
-            f"{found['fallback']:.0%} of the images are no baseline JPEGs, which are "
+            f"{speeds['fallback']:.0%} of the images are no baseline JPEGs, which are "
             "decoded several times as fast: see `trainyard data pack --short`"
         )
     better = []
-    if not found["seek_table"] and decoding.get("seek", 0) > _WORTH * now:
+    if not speeds["seek_table"] and decoding.get("seek", 0) > _WORTH * now:
         gain = decoding["seek"] / now
         better.append(f"`trainyard data index {location} --seek` ({gain:.1f} x)")
     if decoding.get("packed", 0) > _WORTH * now:
         gain = decoding["packed"] / now
-        larger = found["decoding_bytes"]["packed"] / found["bytes_per_image"]
+        larger = speeds["decoding_bytes"]["packed"] / speeds["bytes_per_image"]
         better.append(
             f"`trainyard data pack {location} DESTINATION --format packed` ({gain:.1f} x, in "
             f"{larger:.1f} times the bytes)"
@@ -138,21 +138,22 @@ def advice(found: dict[str, Any]) -> str:
     return "nothing that we know of would be faster, but smaller images and more cores"
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(speeds: dict[str, Any]) -> None:
     from trainyard.cli.printing import print_table, print_text
     from trainyard.printable import in_bytes
 
-    threads = found["threads"]
-    per_core = min(threads, found["cores"])
-    rates = {"reading": found["reading"]}
-    rates |= {_WAYS[way]: rate for way, rate in found["decoding"].items()}
-    rates["whole loader" + ", with its seek table" * found["seek_table"]] = found["loader"]
+    threads = speeds["threads"]
+    per_core = min(threads, speeds["cores"])
+    rates = {"reading": speeds["reading"]}
+    rates |= {_WAYS[way]: rate for way, rate in speeds["decoding"].items()}
+    rates["whole loader" + ", with its seek table" * speeds["seek_table"]] = speeds["loader"]
     rows = [[what, f"{rate:,.0f}", f"{rate / per_core:,.0f}"] for what, rate in rates.items()]
-    path = found["path"] or "not built"
+    path = speeds["path"] or "not built"
     print_text(
-        f"{found['split']}: {found['samples']:,} samples of {in_bytes(found['bytes_per_image'])}, "
-        f"{found['format']}; threads {threads}, cores {found['cores']}, extension {path}, "
-        f"left to the libraries {found['fallback']:.1%}"
+        f"{speeds['split']}: {speeds['samples']:,} samples of "
+        f"{in_bytes(speeds['bytes_per_image'])}, {speeds['format']}; threads {threads}, "
+        f"cores {speeds['cores']}, extension {path}, "
+        f"left to the libraries {speeds['fallback']:.1%}"
     )
     print_table(["", "images/s", "of a core"], rows)
-    print_text(f"First batch after {found['first_batch_s']:.2f} s. Advice: {found['advice']}.")
+    print_text(f"First batch after {speeds['first_batch_s']:.2f} s. Advice: {speeds['advice']}.")

@@ -342,11 +342,11 @@ def write_tables(folder: Path, result: "DataSetResult") -> None:
     tables: dict[str, list[dict[str, Any]]] = {"classes": []}
     for prefix, columns in result.predictions.items():
         where = {"data": result.data.where, "weights": label_of(prefix)}
-        found = {"classes": _classes(result, columns, len(result.classes))}
+        records = {"classes": _classes(result, columns, len(result.classes))}
         if not _has_lists(result):
-            found["confusions"] = _confusions(result, columns, None, with_right=True)
-            found["reliability"] = _reliability(columns)
-        for name, rows in found.items():
+            records["confusions"] = _confusions(result, columns, None, with_right=True)
+            records["reliability"] = _reliability(columns)
+        for name, rows in records.items():
             tables.setdefault(name, []).extend(where | row for row in rows)
     with naming("--tables", folder):
         folder.mkdir(parents=True, exist_ok=True)

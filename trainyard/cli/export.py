@@ -188,7 +188,7 @@ def _kind_of(options: argparse.Namespace) -> str:
 
 
 def _as_json(name: str, one: "Export", commit: str | None) -> dict[str, object]:
-    about = {
+    record = {
         "path": name,
         "format": one.kind,
         "bytes": one.bytes,
@@ -196,7 +196,7 @@ def _as_json(name: str, one: "Export", commit: str | None) -> dict[str, object]:
         "relative_difference": one.difference.relative,
         "images": one.difference.images,
     }
-    return about if commit is None else about | {"commit": commit}
+    return record if commit is None else record | {"commit": commit}
 
 
 def _line(name: str, one: "Export", commit: str | None) -> str:

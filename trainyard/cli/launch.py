@@ -37,13 +37,15 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard launch` to its parser."""
     subparsers = parser.add_subparsers(dest="launcher", required=True, metavar="LAUNCHER")
     for name, launcher in LAUNCHERS.items():
-        own = subparsers.add_parser(name, help=launcher.summary)
-        add_training_options(own)
-        own.add_argument("--dry-run", action="store_true", help="print what would be started")
-        about = "examine the machines in place of training"
-        own.add_argument("--doctor", action="store_true", help=about)
-        launcher.add_options(own)
-        own.set_defaults(run_command=partial(launch, launcher))
+        options_parser = subparsers.add_parser(name, help=launcher.summary)
+        add_training_options(options_parser)
+        options_parser.add_argument(
+            "--dry-run", action="store_true", help="print what would be started"
+        )
+        text = "examine the machines in place of training"
+        options_parser.add_argument("--doctor", action="store_true", help=text)
+        launcher.add_options(options_parser)
+        options_parser.set_defaults(run_command=partial(launch, launcher))
 
 
 def launch(launcher: Launcher, options: argparse.Namespace) -> int:

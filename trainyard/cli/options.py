@@ -20,9 +20,9 @@ SECTIONS = ("model", "data", "batch")  # sections of recipe keys that a trained 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
     """Add the option --workers."""
-    about = "processes; default: one per core"
+    text = "processes; default: one per core"
     cores = usable_cores()
-    parser.add_argument("--workers", type=positive, default=cores, metavar="N", help=about)
+    parser.add_argument("--workers", type=positive, default=cores, metavar="N", help=text)
 
 
 def check_suffix(path: str | None, option: str, *suffixes: str) -> None:

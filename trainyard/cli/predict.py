@@ -284,7 +284,7 @@ def _predicted(
     before, total = 0, sum(len(images.index) for images in found)
     with counter(console, "predicting", total) as show:
         for images in found:
-            on_batch = partial(lambda before, begun: show(before + begun), before)
+            on_batch = partial(lambda before, started: show(before + started), before)
             guesses = classifier.predict_index(
                 images.index,
                 options.top,
@@ -304,10 +304,10 @@ def _as_json(predictions: Predictions) -> str:
     images = []
     for row in predictions.rows():
         guesses = [{"class": name, "probability": share} for name, share in row.guesses]
-        found = {"error": row.error} if row.error else {"class": row.answer, "guesses": guesses}
+        entry = {"error": row.error} if row.error else {"class": row.answer, "guesses": guesses}
         if predictions.classifier.has_lists:
-            found.pop("class", None)
-        images.append(row.location | found)
+            entry.pop("class", None)
+        images.append(row.location | entry)
     classifier = predictions.classifier
     tree = {
         "checkpoint": classifier.source,
@@ -349,16 +349,16 @@ def _write(predictions: Predictions) -> None:
         from trainyard.datasets.near_duplicates import MOST, near_duplicates
 
         least = _SIMILAR if options.similar is None else options.similar
-        found = near_duplicates(vectors, least)
+        pairs = near_duplicates(vectors, least)
         lines: list[tuple[object, ...]] = [
             (f"{cosine:.6f}", *(cell for n in pair for cell in _origin(rows[n])))
-            for pair, cosine in zip(found.numbers.tolist(), found.cosines.tolist(), strict=True)
+            for pair, cosine in zip(pairs.numbers.tolist(), pairs.cosines.tolist(), strict=True)
         ]
         head = ("cosine", "path_1", "offset_1", "class_1", "path_2", "offset_2", "class_2")
         write_csv("--duplicates", Path(options.duplicates), [head, *lines])
         if not options.json:
-            most = " or more, of which these are the most alike" if len(lines) == MOST else ""
-            print_text(f"{len(lines):,} pairs of images look alike{most}: {options.duplicates}")
+            remark = " or more, of which these are the most alike" if len(lines) == MOST else ""
+            print_text(f"{len(lines):,} pairs of images look alike{remark}: {options.duplicates}")
 
 
 def _write_overlays(folder: Path, predictions: Predictions) -> None:
@@ -448,11 +448,11 @@ def _counted(predictions: Predictions, images: int) -> "Table":
 
     counts = np.sum([guesses.counts for _, guesses in predictions.parts], axis=0)
     names = predictions.classifier.classes
-    found = dict(zip(names, counts.tolist(), strict=True))
+    counted = dict(zip(names, counts.tolist(), strict=True))
     if predictions.options.unknown_below is not None:
-        found = Counter(row.answer for row in predictions.rows() if not row.error)
+        counted = Counter(row.answer for row in predictions.rows() if not row.error)
     table = empty_table("class", ">images", ">share")
-    for name, count in sorted(found.items(), key=lambda each: -each[1]):
+    for name, count in sorted(counted.items(), key=lambda each: -each[1]):
         if count:
             table.add_row(name, f"{count:,}", f"{count / images:.1%}")
     return table

@@ -19,8 +19,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard recipes` to its parser."""
     add = parser.add_argument
     add("name", nargs="?", metavar="NAME", help="print this recipe, resolved")
-    about = "list the recipe keys, with WORD those that have it in their name or meaning"
-    add("--keys", nargs="?", const="", metavar="WORD", help=about)
+    text = "list the recipe keys, with WORD those that have it in their name or meaning"
+    add("--keys", nargs="?", const="", metavar="WORD", help=text)
     add(
         "--params",
         action="store_true",

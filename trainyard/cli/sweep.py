@@ -123,7 +123,7 @@ def combinations(overrides: Mapping[str, str]) -> list[Combination]:
     from trainyard.compare import REPEATS
 
     values = {key: values_of(key, text) for key, text in overrides.items()}
-    varied = [key for key, found in values.items() if len(found) > 1]
+    varied = [key for key, by_name in values.items() if len(by_name) > 1]
     if not varied:
         raise RecipeError(
             "sweep.nothing-varies",
@@ -133,14 +133,14 @@ def combinations(overrides: Mapping[str, str]) -> list[Combination]:
     labels = [
         short if names.count(short) == 1 else key for short, key in zip(names, varied, strict=True)
     ]
-    found: dict[str, Combination] = {}
+    by_name: dict[str, Combination] = {}
     for chosen in product(*values.values()):
         by_key = dict(zip(values, chosen, strict=True))
         parts = [(label, by_key[key]) for label, key in zip(labels, varied, strict=True)]
-        name = _unique(",".join(f"{label}={_in_name(value)}" for label, value in parts), found)
+        name = _unique(",".join(f"{label}={_in_name(value)}" for label, value in parts), by_name)
         beside = (f"{key}={by_key[key]}" for key in varied if key not in REPEATS)
-        found[name] = Combination(name, by_key, ", ".join(beside))
-    return [*found.values()]
+        by_name[name] = Combination(name, by_key, ", ".join(beside))
+    return [*by_name.values()]
 
 
 def values_of(key: str, text: str) -> list[str]:
@@ -272,13 +272,13 @@ def _rows(runs: Sequence[Path]) -> "list[Row]":
 
 def means_of(rows: "Sequence[Row]", repeats: Mapping[str, str]) -> list[Mean]:
     """The means of complete runs whose folders have the same text in `repeats`, the best first."""
-    found: dict[tuple[str, str], list[float]] = {}
+    by_setting: dict[tuple[str, str], list[float]] = {}
     for row in rows:
         if row.state in _DONE and row.best is not None:
-            found.setdefault((repeats[row.run], row.best_by), []).append(row.best)
+            by_setting.setdefault((repeats[row.run], row.best_by), []).append(row.best)
     means = [
         Mean(name, len(of), best_by, fmean(of), stdev(of) / len(of) ** 0.5)
-        for (name, best_by), of in found.items()
+        for (name, best_by), of in by_setting.items()
         if len(of) > 1
     ]
     return sorted(means, key=lambda each: -each.mean)
@@ -307,8 +307,8 @@ def _show(
     elif rows:
         print_runs(rows)
         for one in means:
-            about = f"the mean of {one.runs} runs and its standard error"
-            value = f"{METRICS[one.best_by]} {one.mean:.2%} ± {one.standard_error:.2%}, {about}"
+            caption = f"the mean of {one.runs} runs and its standard error"
+            value = f"{METRICS[one.best_by]} {one.mean:.2%} ± {one.standard_error:.2%}, {caption}"
             print_text(without_secrets(f"{one.name}: {value}" if one.name else value))
         if report is not None:
             print(printable(f"the report on all: {report}"))

@@ -34,9 +34,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def add_training_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `train` and the launchers share."""
-    about = "a built-in name, a TOML file, or the directory of a run to go on with"
+    text = "a built-in name, a TOML file, or the directory of a run to go on with"
     add = parser.add_argument
-    add("recipe", metavar="RECIPE", help=about)
+    add("recipe", metavar="RECIPE", help=text)
     add(
         "--data",
         metavar="LOCATION",
@@ -132,14 +132,14 @@ def check_recipe(options: argparse.Namespace) -> None:
     recipe, command = options.recipe, options.parser.prog
     if recipe in builtin_recipes():
         return
-    own = RunDirectory(Path(recipe)).recipe
-    if own.is_file():
+    recipe_of_run = RunDirectory(Path(recipe)).recipe
+    if recipe_of_run.is_file():
         raise RecipeError(
             "recipe.is-run",
             "{path}: is a run, not a recipe: trainyard train {path}, without --run, goes on with "
             "it; {recipe} is its recipe, for a new one",
             path=shlex.quote(recipe),
-            recipe=own,
+            recipe=recipe_of_run,
         )
     if os.path.isdir(recipe) or is_remote(recipe):
         command = f"{command} RECIPE --data {shlex.quote(recipe)}"

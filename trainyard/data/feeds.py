@@ -220,8 +220,8 @@ class Feeds:
 
     def _indexed(self) -> dict[str, Any]:
         data = self.data
-        own = {"decode": data.decode, "stage": data.stage, "stage_gb": data.stage_gb}
-        return self._common() | own
+        for_this_host = {"decode": data.decode, "stage": data.stage, "stage_gb": data.stage_gb}
+        return self._common() | for_this_host
 
     def _loader(self, index: Index, spec: LoaderSpec) -> Loader:
         loader = Loader(index, spec)

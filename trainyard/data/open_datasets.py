@@ -127,19 +127,19 @@ def open_datasets(config: DataConfig, world: World, progress: Progress) -> Datas
         shards = _same_shards(config, world)
         val = open_split(source_of(config, "val"), world, progress)
         assert config.samples is not None
-        found = Datasets(Stream(shards, config.samples, val.classes), val)
+        datasets = Datasets(Stream(shards, config.samples, val.classes), val)
     else:
         _check_hub(config)
         source = source_of(config, "train")
         train = open_split(source, world, progress)
         with together(world):
             check_learnable(train, str(source))
-        found = Datasets(train, open_validation(config, train.classes, world, progress))
+        datasets = Datasets(train, open_validation(config, train.classes, world, progress))
     with together(world):
         if world.is_first:
-            images = found.train
-            check_apart(images.shards if isinstance(images, Stream) else images, found.val)
-    return found
+            images = datasets.train
+            check_apart(images.shards if isinstance(images, Stream) else images, datasets.val)
+    return datasets
 
 
 def _check_hub(config: DataConfig) -> None:
@@ -222,9 +222,9 @@ def open_split(
         )
     with together(world):
         first = open_merged(locations, known, progress, side) if world.is_first else None
-    found = gather(world, None if first is None else (first.path, first.fingerprint))[0]
-    assert found is not None
-    path, fingerprint = found
+    first_index = gather(world, None if first is None else (first.path, first.fingerprint))[0]
+    assert first_index is not None
+    path, fingerprint = first_index
 
     def same_index() -> Index:
         progress(0)  # this rank may have waited long for its turn

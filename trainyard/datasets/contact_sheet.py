@@ -136,8 +136,8 @@ def _fitted(image: Image.Image, side: int) -> Image.Image:
     """The image scaled to fit a square; a small one is enlarged by a whole factor, unsmoothed."""
     factor = side / max(image.size)
     if factor >= 1:
-        whole = int(factor)
-        size = image.width * whole, image.height * whole
+        times = int(factor)
+        size = image.width * times, image.height * times
         return image.resize(size, Image.Resampling.NEAREST)
     size = max(1, round(image.width * factor)), max(1, round(image.height * factor))
     return image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3)

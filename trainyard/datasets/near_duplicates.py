@@ -17,9 +17,9 @@ class Pairs(NamedTuple):
 
 
 def near_duplicates(
-    vectors: NDArray[np.float32], least: float, *, most: int = MOST, block_rows: int = 4096
+    vectors: NDArray[np.float32], least: float, *, limit: int = MOST, block_rows: int = 4096
 ) -> Pairs:
-    """The pairs of rows of float32[N, D] with a cosine of `least` or more, `most` of them at most.
+    """The pairs of rows of float32[N, D] with a cosine of `least` or more, `limit` of them at most.
 
     Memory does not grow with N squared, time does: 100,000 rows of 512 take 5e12 multiplications.
     The cosines of `block_rows` with as many others are in memory at a time: 67 MB for 4096. Rows of
@@ -33,11 +33,11 @@ def near_duplicates(
         for second in range(first, len(unit), block_rows):
             block = rows @ unit[second : second + block_rows].T
             is_alike = block >= least - _ROUNDING
-            found = (is_alike.triu(1) if first == second else is_alike).nonzero()
-            found = found[block[found[:, 0], found[:, 1]].argsort(descending=True)[:most]]
-            new = block[found[:, 0], found[:, 1]]
+            pairs = (is_alike.triu(1) if first == second else is_alike).nonzero()
+            pairs = pairs[block[pairs[:, 0], pairs[:, 1]].argsort(descending=True)[:limit]]
+            new = block[pairs[:, 0], pairs[:, 1]]
             cosines = torch.cat([cosines, new])
-            numbers = torch.cat([numbers, found + torch.tensor([first, second])])
-            order = cosines.argsort(descending=True, stable=True)[:most]
+            numbers = torch.cat([numbers, pairs + torch.tensor([first, second])])
+            order = cosines.argsort(descending=True, stable=True)[:limit]
             cosines, numbers = cosines[order], numbers[order]
     return Pairs(numbers.numpy(), cosines.clamp(max=1).numpy())

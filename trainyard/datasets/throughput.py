@@ -140,8 +140,8 @@ def load_samples(task: MeasuredLoad) -> EncodedSamples:
 
 
 def _samples(task: MeasuredLoad) -> Iterator[int]:
-    most = min(_HELD_SAMPLES, len(task.index))
-    plan = ShuffledPlan(len(task.index), global_batch=most, seed=0)
+    count = min(_HELD_SAMPLES, len(task.index))
+    plan = ShuffledPlan(len(task.index), global_batch=count, seed=0)
     return iter(plan.batch(0).tolist())
 
 

@@ -35,8 +35,8 @@ def data_rows(context: Context, console: Console, heartbeat: Heartbeat) -> Itera
         with counter(console, "indexing samples") as show:
             progress = heartbeat.counted("indexing", show)
             leads = world.rank in context.machines
-            own = in_turns(world, partial(_digests, config, leads, progress))
-            values = gather(world, own)
+            digests = in_turns(world, partial(_digests, config, leads, progress))
+            values = gather(world, digests)
             others = {
                 rank: "other files, sizes, classes or bytes than rank 0"
                 for rank, value in enumerate(values)

@@ -87,8 +87,8 @@ def _count(number: float) -> str:
 
 def _versions(context: Context) -> str:
     shown = ("trainyard", "torch", "timm")
-    own = (f"{name} {versions()[name]}" for name in shown)
-    return f"{', '.join(own)}, python {platform.python_version()}"
+    names = (f"{name} {versions()[name]}" for name in shown)
+    return f"{', '.join(names)}, python {platform.python_version()}"
 
 
 def _gpu(context: Context) -> str:

@@ -84,7 +84,7 @@ def build_workload(config: RunConfig, samples: int) -> Workload:
     sizes, kept = model_sizes(model, config), kept_bytes(model, config)
     if config.model.grad_checkpointing:
         model.set_grad_checkpointing(False)  # type: ignore[operator]
-    whole, _ = kept_bytes(model.requires_grad_(True), config)
+    all_bytes, _ = kept_bytes(model.requires_grad_(True), config)
     flops = flops_by_operation(model, config.data.image_size, config.data.channels)
     convolution = sum(count for name, count in flops.items() if "convolution" in name)
     weights = sum(4 * parameter.numel() for parameter in model.parameters())
@@ -97,7 +97,7 @@ def build_workload(config: RunConfig, samples: int) -> Workload:
         flops=3.0 * sum(flops.values()),
         matrix=passes * (sum(flops.values()) - convolution),
         convolution=passes * convolution,
-        moved=passes / 3 * whole,
+        moved=passes / 3 * all_bytes,
         kept=kept,
         layers=sum(not list(module.children()) for module in model.modules()),
     )

@@ -108,7 +108,7 @@ def _kept(model: nn.Module, config: RunConfig, images: int) -> int:
 
     with FakeTensorMode(), torch.compiler.set_stance("force_eager"):
         tensors = chain(model.named_parameters(), model.named_buffers())
-        own = {name: _like(tensor) for name, tensor in tensors}
+        of_model = {name: _like(tensor) for name, tensor in tensors}
         size = height_width(config.data.image_size)
         batch = torch.empty(images, config.data.channels, *size)
         batch = batch.to(memory_format=torch.channels_last)
@@ -117,9 +117,9 @@ def _kept(model: nn.Module, config: RunConfig, images: int) -> int:
             torch.autocast("cpu", dtype=dtype, enabled=dtype is not None),
             torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
         ):
-            scores = functional_call(model, own, (batch,))
+            scores = functional_call(model, of_model, (batch,))
             cross_entropy(scores.float(), torch.zeros(images, dtype=torch.long))
-    for tensor in own.values():
+    for tensor in of_model.values():
         kept.pop(tensor.untyped_storage()._cdata, None)
     return sum(storage.nbytes() for storage in kept.values())
 
@@ -176,7 +176,7 @@ def _exchange(sizes: Sizes, average: AverageConfig) -> float:
 
 def checkpoint_bytes(sizes: Sizes, average: AverageConfig, *, ranks: int) -> float:
     """Bytes of one checkpoint. Replicas that differ each save their weights and moments."""
-    whole = sizes.weights + sizes.moments + sizes.average
+    written = sizes.weights + sizes.moments + sizes.average
     if average.name in ("gossip", "periodic") and ranks > 1:
-        whole += ranks * (sizes.weights + sizes.moments) - sizes.moments
-    return whole
+        written += ranks * (sizes.weights + sizes.moments) - sizes.moments
+    return written

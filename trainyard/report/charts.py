@@ -78,8 +78,8 @@ def charts_of(groups: Sequence[Group]) -> list[Chart]:
     charts = list(_CHARTS)
     if len(groups) > 1:
         charts = [part for chart in charts for part in _by_kind(chart)]
-    found = [replace(chart, series=_series(chart, groups)) for chart in charts]
-    return [chart for chart in found if chart.series]
+    drawn = [replace(chart, series=_series(chart, groups)) for chart in charts]
+    return [chart for chart in drawn if chart.series]
 
 
 def _by_kind(chart: Chart) -> list[Chart]:
@@ -99,7 +99,7 @@ def _by_kind(chart: Chart) -> list[Chart]:
 
 def _series(chart: Chart, groups: Sequence[Group]) -> tuple[Series, ...]:
     """One group's curves differ in colour; of several groups, each has a colour."""
-    found = []
+    lines = []
     count = max(min(_POINTS, _MOST // len(groups)), 100)
     for number, group in enumerate(groups):
         for path, role in chart.curves.items():
@@ -112,8 +112,8 @@ def _series(chart: Chart, groups: Sequence[Group]) -> tuple[Series, ...]:
                 colour = number % COLOURS
             is_noisy = path.startswith("train.") and path != "train.lr"
             has_dots = path.startswith("val.") and len(curve.drawn.steps) <= _DOTS
-            found.append(Series(name, number, colour, is_noisy, role == _EMA, has_dots, curve))
-    return tuple(found)
+            lines.append(Series(name, number, colour, is_noisy, role == _EMA, has_dots, curve))
+    return tuple(lines)
 
 
 # --- data for charts.js ---
@@ -134,20 +134,20 @@ def chart_data(charts: Sequence[Chart], groups: Sequence[Group]) -> dict[str, An
 
 
 def _series_data(series: Series) -> dict[str, Any]:
-    found = series._asdict()
-    curve: Curve = found.pop("curve")
-    found |= {"steps": _rounded(curve.drawn.steps, 9), "values": _rounded(curve.drawn.values)}
+    entry = series._asdict()
+    curve: Curve = entry.pop("curve")
+    entry |= {"steps": _rounded(curve.drawn.steps, 9), "values": _rounded(curve.drawn.values)}
     if curve.means.steps is not curve.drawn.steps:
         steps, values = curve.means
-        found["means"] = {"steps": _rounded(steps, 9), "values": _rounded(values)}
+        entry["means"] = {"steps": _rounded(steps, 9), "values": _rounded(values)}
     if curve.band:
-        found["band"] = {"low": _rounded(curve.band[0]), "high": _rounded(curve.band[1])}
-    return found
+        entry["band"] = {"low": _rounded(curve.band[0]), "high": _rounded(curve.band[1])}
+    return entry
 
 
 def _rounded(values: Floats, digits: int = 6) -> list[float]:
-    found = (float(f"{value:.{digits}g}") for value in values.tolist())
-    return [int(value) if value == int(value) else value for value in found]
+    rounded = (float(f"{value:.{digits}g}") for value in values.tolist())
+    return [int(value) if value == int(value) else value for value in rounded]
 
 
 def _marks(groups: Sequence[Group]) -> list[dict[str, Any]]:

@@ -46,16 +46,16 @@ def curve_of(group: Group, path: str, count: int, scale: float = 1.0) -> Curve |
     `count` points at most; its values are those of the reports times `scale`.
     """
     kind, _, key = path.partition(".")
-    found = [_points(getattr(run.history, kind), key, scale) for run in group.runs]
-    found = [points for points in found if len(points.steps)]
-    if not found:
+    lines = [_points(getattr(run.history, kind), key, scale) for run in group.runs]
+    lines = [points for points in lines if len(points.steps)]
+    if not lines:
         return None
-    if len(found) == 1:
-        return Curve(extremes(found[0], count), interval_means(found[0], count // 2))
-    steps = _common_steps(found)
+    if len(lines) == 1:
+        return Curve(extremes(lines[0], count), interval_means(lines[0], count // 2))
+    steps = _common_steps(lines)
     if not len(steps):
         return None
-    values = np.stack([np.interp(steps, *points) for points in found])
+    values = np.stack([np.interp(steps, *points) for points in lines])
     mean, sigma = Points(steps, values.mean(0)), Points(steps, values.std(0, ddof=1))
     means, spread = interval_means(mean, count // 2), interval_means(sigma, count // 2).values
     band = means.values - 2 * spread, means.values + 2 * spread
@@ -71,24 +71,24 @@ def _points(reports: Sequence[Report], key: str, scale: float) -> Points:
     return Points(*np.array(rows, np.float64).reshape(-1, 2).T)
 
 
-def _common_steps(found: Sequence[Points]) -> Floats:
+def _common_steps(lines: Sequence[Points]) -> Floats:
     """All steps of any run, from the latest first step to the earliest last step."""
-    low = max(points.steps[0] for points in found)
-    high = min(points.steps[-1] for points in found)
-    steps = np.unique(np.concatenate([points.steps for points in found]))
+    low = max(points.steps[0] for points in lines)
+    high = min(points.steps[-1] for points in lines)
+    steps = np.unique(np.concatenate([points.steps for points in lines]))
     return np.asarray(steps[(steps >= low) & (steps <= high)])
 
 
 def axes_of(group: Group) -> Axes:
     """Axes of a group, at _MOST_STEPS steps at most; the mean over its runs."""
-    found = [axes for run in group.runs if len((axes := _axes(run)).steps)]
-    if not found:
+    axes_of_runs = [axes for run in group.runs if len((axes := _axes(run)).steps)]
+    if not axes_of_runs:
         return Axes(*np.zeros((3, 0)))
-    steps = np.unique(np.concatenate([axes.steps for axes in found]))
+    steps = np.unique(np.concatenate([axes.steps for axes in axes_of_runs]))
     kept = np.linspace(0, len(steps) - 1, min(_MOST_STEPS, len(steps))).astype(int)
     steps = steps[np.unique(kept)]
-    seconds = np.mean([np.interp(steps, axes.steps, axes.seconds) for axes in found], axis=0)
-    epochs = np.mean([np.interp(steps, axes.steps, axes.epochs) for axes in found], axis=0)
+    seconds = np.mean([np.interp(steps, axes.steps, axes.seconds) for axes in axes_of_runs], axis=0)
+    epochs = np.mean([np.interp(steps, axes.steps, axes.epochs) for axes in axes_of_runs], axis=0)
     return Axes(steps, seconds, epochs)
 
 
@@ -97,8 +97,8 @@ def _axes(run: Run) -> Axes:
         report["step"]: (number(report, "time"), number(report, "epoch"))
         for report in (*run.history.train, *run.history.val)
     }
-    whole = [(step, *of) for step, of in sorted(rows.items()) if None not in of]
-    return Axes(*np.array(whole, np.float64).reshape(-1, 3).T)
+    complete = [(step, *of) for step, of in sorted(rows.items()) if None not in of]
+    return Axes(*np.array(complete, np.float64).reshape(-1, 3).T)
 
 
 def extremes(points: Points, count: int) -> Points:

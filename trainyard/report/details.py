@@ -125,10 +125,10 @@ def recipe_section(groups: Sequence[Group]) -> Html:
 
 def differences_section(runs: Sequence[Run]) -> Html:
     """A row for each recipe key that differs between runs; practical keys come last."""
-    found = sorted(differences(runs), key=lambda row: row[0] in PRACTICAL)
-    if not found:
+    differing = sorted(differences(runs), key=lambda row: row[0] in PRACTICAL)
+    if not differing:
         return about("The recipes are the same.")
-    rows: list[list[Child]] = [[tag("code", key), *map(_text, values)] for key, values in found]
+    rows: list[list[Child]] = [[tag("code", key), *map(_text, values)] for key, values in differing]
     return table(["Key", *(run.name for run in runs)], rows, caption="Keys that differ")
 
 

@@ -30,14 +30,14 @@ def _training_before(run: Run, evaluation: Report) -> float | None:
     before = [r["step"] for r in run.history.val if r["step"] < evaluation["step"]]
     start = max(before, default=0)
     last = number(evaluation, "epoch") or 0.0
-    found = [
+    values = [
         top1
         for report in run.history.train
         if start < report["step"] <= evaluation["step"]
         and (number(report, "epoch") or 0.0) > last - 1
         and (top1 := number(report, "top1")) is not None
     ]
-    return fmean(found) if found else None
+    return fmean(values) if values else None
 
 
 def _at_chance(run: Run, last: Report) -> Iterator[str]:

@@ -21,8 +21,8 @@ def matrix(recorded: Recorded, num_classes: int, name: Callable[[int], str]) -> 
     classes, which = list(range(num_classes)), ""
     if num_classes > _WHOLE:
         pairs = confusions(scores, recorded.labels, _PART)
-        found = dict.fromkeys(label for pair in pairs for label in (pair.label, pair.guess))
-        classes = list(found)[:_PART]
+        labels = dict.fromkeys(label for pair in pairs for label in (pair.label, pair.guess))
+        classes = list(labels)[:_PART]
         which = f", for the {len(classes)} of {num_classes:,} classes that are confused most often"
     if not classes:
         return None
@@ -33,8 +33,8 @@ def matrix(recorded: Recorded, num_classes: int, name: Callable[[int], str]) -> 
         for number, label in enumerate(classes)
     ]
     text = f"Images by their class (rows) and the model's guess (columns){which}."
-    whole = table(head, rows, caption="Confusion matrix", numbers=1, class_="matrix")
-    return join(about(text), whole)
+    full_table = table(head, rows, caption="Confusion matrix", numbers=1, class_="matrix")
+    return join(about(text), full_table)
 
 
 def _cells(number: int, counts: NDArray[Any]) -> Iterator[Html]:

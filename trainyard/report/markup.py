@@ -61,10 +61,10 @@ def switch(name: str, title: str, choices: dict[str, str]) -> Html:
     """Radio buttons with texts by value; the first one is checked."""
     parts: list[Html] = []
     for value, text in choices.items():
-        own, is_first = f"{name}-{value}", not parts
+        identity, is_first = f"{name}-{value}", not parts
         parts += [
-            tag("input", type="radio", name=name, id=own, value=value, checked=is_first),
-            tag("label", text, for_=own),
+            tag("input", type="radio", name=name, id=identity, value=value, checked=is_first),
+            tag("label", text, for_=identity),
         ]
     return tag("fieldset", tag("legend", title), tag("span", *parts), class_="segments")
 
@@ -98,5 +98,5 @@ def table(
         for row in rows
     ]
     parts = tag("caption", caption), tag("thead", tag("tr", *heads)), tag("tbody", *body)
-    whole = tag("table", *parts, class_=class_)
-    return tag("div", whole, class_="scroll", tabindex=0, role="region", aria_label=caption)
+    full_table = tag("table", *parts, class_=class_)
+    return tag("div", full_table, class_="scroll", tabindex=0, role="region", aria_label=caption)

@@ -35,10 +35,10 @@ def _head(run: Run) -> Html | None:
 
 
 def _notes(run: Run, is_named: bool) -> list[str]:
-    found = findings(run)
+    of_run = findings(run)
     remarks = [str(e["message"]) for e in run.history.events if e.get("event") == "remark"]
     remarks = [without_secrets(text) for text in dict.fromkeys(remarks)]
-    remarks += [f"{' '.join(found)} Causes are in {PAGE}."] if found else []
+    remarks += [f"{' '.join(of_run)} Causes are in {PAGE}."] if of_run else []
     return [*run.notes, *(f"{run.name}: {text}" if is_named else text for text in remarks)]
 
 
@@ -103,8 +103,8 @@ def _card(title: str, value: str, detail: str) -> Html:
 def _speed(run: Run) -> float | None:
     """Images per second in training: the median of reports, without the first tenth."""
     reports = run.history.train[len(run.history.train) // 10 :]
-    found = _numbers(number(report, "images_per_s") for report in reports)
-    return median_high(found) if found else None
+    rates = _numbers(number(report, "images_per_s") for report in reports)
+    return median_high(rates) if rates else None
 
 
 def _devices(run: Run) -> str:
@@ -153,7 +153,7 @@ def _row(name: Html, seed: str, runs: Sequence[Run], shown: Iterable[str]) -> li
         name,
         seed,
         *map(best, shown),
-        _spread([min(found) for found in losses if found], ".4f"),
+        _spread([min(of_one) for of_one in losses if of_one], ".4f"),
         f"{mean(run.epoch for run in runs):.1f}",
         duration(mean(run.seconds for run in runs)),
         _spread(_numbers(map(_speed, runs)), ",.0f"),

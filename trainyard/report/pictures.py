@@ -44,10 +44,10 @@ class Album:
         Image.init()  # not in threads: one would miss formats that another is registering
         with warnings.catch_warnings(), ThreadPoolExecutor(_READ_THREADS) as pool:
             warnings.filterwarnings("ignore", module="PIL")
-            found = list(pool.map(lambda sample: _uri(reader, sample, self.exif), wanted))
-        self._uris.update(zip(wanted, (uri for uri, _ in found), strict=True))
+            uris = list(pool.map(lambda sample: _uri(reader, sample, self.exif), wanted))
+        self._uris.update(zip(wanted, (uri for uri, _ in uris), strict=True))
         if not any(self._uris.values()):
-            self.why_none = f"The validation images cannot be read here ({found[0][1]})."
+            self.why_none = f"The validation images cannot be read here ({uris[0][1]})."
 
     def uri(self, sample: int) -> str | None:
         """A loaded thumbnail as a data URI; None for an unreadable image."""

@@ -128,7 +128,7 @@ def _confusions(run: Run, recorded: Recorded, album: Album) -> Html:
     if not pairs:
         return about("No image is taken for another class.")
     num_classes = int(max(recorded.labels.max(), scores.guess.max())) + 1
-    whole = matrix(recorded, max(num_classes, len(run.classes)), partial(_class_name, run))
+    full_matrix = matrix(recorded, max(num_classes, len(run.classes)), partial(_class_name, run))
     totals = np.bincount(recorded.labels[scores.is_read()])
     examples = []
     for pair in pairs:  # their most confident errors
@@ -144,7 +144,7 @@ def _confusions(run: Run, recorded: Recorded, album: Album) -> Html:
         pictures = [_picture(album, sample, f"{label}, taken for {guess}") for sample in samples]
         strip = tag("div", *pictures, class_="strip") if any(pictures) else None
         rows.append(tag("li", tag("div", names, tag("p", share, class_="detail")), strip))
-    return join(whole, tag("ul", *rows, class_="pairs"))
+    return join(full_matrix, tag("ul", *rows, class_="pairs"))
 
 
 def _errors(run: Run, recorded: Recorded, album: Album) -> Html:
@@ -197,14 +197,14 @@ def _listed_errors(run: Run, recorded: Recorded, album: Album) -> Html:
 
     tiles = []
     for n in samples:
-        own, guessed = recorded.labels[n], scores.logits[:, n] > 0
-        missed, extra = own & ~guessed, guessed & ~own
+        truth, guessed = recorded.labels[n], scores.logits[:, n] > 0
+        missed, extra = truth & ~guessed, guessed & ~truth
         lines = (
-            line("has ", names(own)),
+            line("has ", names(truth)),
             line("missed ", names(missed)) if missed.any() else None,
             line("wrongly ", names(extra), class_="wrong") if extra.any() else None,
         )
-        tiles.append(tile(album, n, f"has {names(own)}", *lines))
+        tiles.append(tile(album, n, f"has {names(truth)}", *lines))
     return join(about(text), tag("ul", *tiles, class_="tiles", id="errors-grid"))
 
 

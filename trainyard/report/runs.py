@@ -103,8 +103,8 @@ class Run:
 
     def best(self, key: str) -> Report | None:
         """The evaluation with the highest `key`; the last if several are equal."""
-        found = [report for report in self.history.val[::-1] if number(report, key) is not None]
-        return max(found, key=lambda report: float(report[key]), default=None)
+        reports = [report for report in self.history.val[::-1] if number(report, key) is not None]
+        return max(reports, key=lambda report: float(report[key]), default=None)
 
 
 def read_runs(folders: list[Path]) -> list[Run]:
@@ -215,13 +215,13 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _lines(path: Path) -> tuple[dict[str, Any], ...]:
     """The objects in a JSON lines file, without an incomplete last line."""
-    found = []
+    objects = []
     for line in path.read_text("utf-8", "replace").splitlines() if path.exists() else ():
         try:
-            found.append(json_object(line))
+            objects.append(json_object(line))
         except ValueError:
             continue
-    return tuple(found)
+    return tuple(objects)
 
 
 def _checkpoint_file(folder: RunDirectory, name: str) -> Path | None:
@@ -232,8 +232,8 @@ def _checkpoint_file(folder: RunDirectory, name: str) -> Path | None:
 def temperature_of(run: Run, prefix: str) -> float:
     """The temperature of a run's best weights with this prefix of metrics; 1 without one."""
     fitted = _json(run.folder.checkpoints / "best" / "temperature.json")
-    found = {prefix_of(name): number(fitted, name) for name in fitted}
-    return found.get(prefix) or 1.0
+    temperatures = {prefix_of(name): number(fitted, name) for name in fitted}
+    return temperatures.get(prefix) or 1.0
 
 
 def _classes(folder: RunDirectory) -> tuple[str, ...]:
@@ -282,14 +282,14 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
 
     A run whose seed and fold its group has already gets its own group.
     """
-    found: dict[str, list[Run]] = {}
+    by_group: dict[str, list[Run]] = {}
     for run in runs:
         key = repr((_what_counts(run), _data(run)))
-        is_there = _repeat(run) in map(_repeat, found.get(key, ()))
+        is_there = _repeat(run) in map(_repeat, by_group.get(key, ()))
         if not run.recipe or is_there:
             key += f" {run.folder.path}"
-        found.setdefault(key, []).append(run)
-    return [Group(_name(group), tuple(group)) for group in found.values()]
+        by_group.setdefault(key, []).append(run)
+    return [Group(_name(group), tuple(group)) for group in by_group.values()]
 
 
 def _what_counts(run: Run) -> list[tuple[str, Any]]:
@@ -302,8 +302,8 @@ def _data(run: Run) -> object:
     fingerprints = run.environment.get("fingerprints") or {}
     if (fold := run.recipe.get(_FOLD)) is None:
         return [fingerprints.get(split) for split in ("train", "val")]
-    whole = fingerprints.get("both", run.recipe.get("data.train"))
-    return whole, str(fold).partition("/")[2]
+    both = fingerprints.get("both", run.recipe.get("data.train"))
+    return both, str(fold).partition("/")[2]
 
 
 def _repeat(run: Run) -> list[Any]:

@@ -31,12 +31,12 @@ def suspects_section(path: Path, run: Run) -> Section:
 
     InputError if the file is none that `evaluate --suspects` writes.
     """
-    found, count = _read(path)
-    album = _album(found, run) if found else Album()
-    album.load(one.sample for one in found)
+    suspects, count = _read(path)
+    album = _album(suspects, run) if suspects else Album()
+    album.load(one.sample for one in suspects)
     text = (
         f"The model gives the label of {count:,} images a probability below 50%. Shown are the "
-        f"{len(found)} with the highest loss. Look at each before you change it."
+        f"{len(suspects)} with the highest loss. Look at each before you change it."
     )
     tiles = [
         tile(
@@ -47,7 +47,7 @@ def suspects_section(path: Path, run: Run) -> Section:
             line("perhaps ", one.guess, class_="wrong"),
             tag("p", f"{one.confidence:.0%} sure, loss {one.loss:.2f}", class_="detail"),
         )
-        for one in found
+        for one in suspects
     ]
     note: Html | None = tag("p", album.why_none, class_="note") if album.why_none else None
     content = join(about(text), note, tag("ul", *tiles, class_="tiles"))
@@ -59,8 +59,8 @@ def _read(path: Path) -> tuple[list[_Suspect], int]:
     try:
         with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
             rows = ({key: from_csv(of) for key, of in row.items()} for row in csv.DictReader(file))
-            found = [_suspect(row) for row in islice(rows, _SHOWN)]
-            return found, len(found) + sum(1 for _ in rows)
+            suspects = [_suspect(row) for row in islice(rows, _SHOWN)]
+            return suspects, len(suspects) + sum(1 for _ in rows)
     except (OSError, csv.Error, KeyError, TypeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or f"it has no {error}"
         raise InputError(
@@ -84,12 +84,12 @@ def _suspect(row: dict[str, Any]) -> _Suspect:
     )
 
 
-def _album(found: list[_Suspect], run: Run) -> Album:
+def _album(suspects: list[_Suspect], run: Run) -> Album:
     try:
-        index = open_data(run, found[0].data)
+        index = open_data(run, suspects[0].data)
     except (InputError, OSError) as error:
         return Album(why_none=f"The images are not at hand here ({error}).")
-    for one in found:
+    for one in suspects:
         is_there = 0 <= one.sample < len(index)
         if not is_there or index.locate(one.sample)[:2] != one.origin:
             return Album(why_none="The data has changed since, so its images are not shown.")

@@ -16,7 +16,7 @@ from trainyard.cli.data import (
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard data` to its parser."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, module, about in (
+    for name, module, purpose in (
         ("prepare", prepare, "make a data set ready for training"),
         ("pack", pack, "write a data set in another format"),
         ("index", index, "scan a data set anew and save its index"),
@@ -25,4 +25,4 @@ def add(parser: argparse.ArgumentParser) -> None:
         ("serve", serve, "let other machines read a data set over HTTP"),
         ("verify", verify, "check that a data set is whole and fit to train on"),
     ):
-        module.add(actions.add_parser(name, help=about))
+        module.add(actions.add_parser(name, help=purpose))

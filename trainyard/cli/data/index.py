@@ -39,8 +39,8 @@ def add_division(parser: argparse.ArgumentParser) -> None:
     """Add the options for data without val data, which `division_of` reads."""
     parts = parser.add_mutually_exclusive_group()
     for name, metavar in (("share", "SHARE"), ("fold", "K/N")):
-        about = f"take data without val data in the parts that data.val_{name} makes of it"
-        parts.add_argument(f"--val-{name}", metavar=metavar, help=about)
+        text = f"take data without val data in the parts that data.val_{name} makes of it"
+        parts.add_argument(f"--val-{name}", metavar=metavar, help=text)
     parser.add_argument(
         "--val-seed",
         metavar="N",
@@ -70,14 +70,14 @@ def data_index(options: argparse.Namespace) -> int:
     if options.seek:
         check_extension()
     splits = all_splits(options.location)
-    found = {split: _indexed(location, options.seek) for split, location in splits.items()}
+    described = {split: _indexed(location, options.seek) for split, location in splits.items()}
     if options.json:
-        print(json.dumps(found))
-    for split, about in {} if options.json else found.items():
-        print(printable(f"{split}: {about['samples']:,} samples, index in {about['index']}"))
+        print(json.dumps(described))
+    for split, facts in {} if options.json else described.items():
+        print(printable(f"{split}: {facts['samples']:,} samples, index in {facts['index']}"))
         if options.seek:
-            share = about["seek_bytes"] / max(about["image_bytes"], 1)
-            print(f"  seek table of {about['seek_bytes']:,} bytes ({share:.1%}) in {about['seek']}")
+            share = facts["seek_bytes"] / max(facts["image_bytes"], 1)
+            print(f"  seek table of {facts['seek_bytes']:,} bytes ({share:.1%}) in {facts['seek']}")
     return 0
 
 
@@ -91,16 +91,16 @@ def _indexed(location: str, seek: bool) -> dict[str, Any]:
     console = Console(stderr=True)
     with counter(console, f"indexing {location}") as progress:
         index = build_index(location, progress, beside=True)
-    found = {
+    described = {
         "samples": len(index),
         "index": str(index.path),
         "fingerprint": index.fingerprint,
     }
     if not seek:
-        return found
+        return described
     with counter(console, f"seek table of {location}", len(index)) as progress:
         table = build_seek(index, progress)
-    return found | {
+    return described | {
         "seek": str(table.path),
         "seek_bytes": table.num_bytes,
         "image_bytes": int(index.size.sum()),

@@ -109,7 +109,7 @@ def data_pack(options: argparse.Namespace) -> int:
         keep, classes = choose_classes(options.classes, classes, count, options.seed)
         splits = {name: only_classes(selection, keep) for name, selection in splits.items()}
     destination = Path(options.destination)
-    more: dict[str, Any] = {"about": _about(options)}
+    more: dict[str, Any] = {"about": _described(options)}
     total = num_samples(splits, pack_options, options.part)
     with counter(Console(stderr=True), "packing", total) as more["progress"]:
         if options.part is not None:
@@ -143,8 +143,8 @@ def _check_locations(options: argparse.Namespace) -> None:
 
 def _print_part(options: argparse.Namespace, samples: int) -> None:
     if options.json:
-        found = {"destination": options.destination, "part": str(options.part), "samples": samples}
-        print(json.dumps(found))
+        result = {"destination": options.destination, "part": str(options.part), "samples": samples}
+        print(json.dumps(result))
         return
     print(f"part {options.part}: {samples:,} samples; the same command without --part joins all")
 
@@ -191,7 +191,7 @@ def _recode(options: argparse.Namespace) -> "Recode | None":
     return ShortSide(options.short, 95 if options.quality is None else options.quality)
 
 
-def _about(options: argparse.Namespace) -> dict[str, Any]:
+def _described(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "source": options.location,
         "seed": options.seed,

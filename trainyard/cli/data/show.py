@@ -70,12 +70,12 @@ def data_show(options: argparse.Namespace) -> int:
     indices = open_splits(options.location, division=division_of(options))
     if options.sheet is not None:
         _draw_sheet(options, indices)
-    found = {split: _describe(index) for split, index in indices.items()}
+    described = {split: _describe(index) for split, index in indices.items()}
     if options.json:
-        print(json.dumps(next(iter(found.values())) if len(found) == 1 else found))
+        print(json.dumps(next(iter(described.values())) if len(described) == 1 else described))
         return 0
-    _print_summary(found)
-    _print_classes(found)
+    _print_summary(described)
+    _print_classes(described)
     if options.sheet is not None:
         print(f"contact sheet in {options.sheet}")
     return 0
@@ -151,22 +151,26 @@ def _describe(index: "Index") -> dict[str, Any]:
     }
 
 
-def _print_summary(found: dict[str, dict[str, Any]]) -> None:
+def _print_summary(described: dict[str, dict[str, Any]]) -> None:
     rows = {
-        "format": [about["format"] for about in found.values()],
-        "samples": [f"{about['samples']:,}" for about in found.values()],
-        "classes": [f"{len(about['classes']):,}" for about in found.values()],
-        "size": [in_bytes(about["bytes"]) for about in found.values()],
+        "format": [summary["format"] for summary in described.values()],
+        "samples": [f"{summary['samples']:,}" for summary in described.values()],
+        "classes": [f"{len(summary['classes']):,}" for summary in described.values()],
+        "size": [in_bytes(summary["bytes"]) for summary in described.values()],
     }
-    if "labels" in next(iter(found.values())):
-        rows["labels"] = [f"{about.get('labels', about['samples']):,}" for about in found.values()]
+    if "labels" in next(iter(described.values())):
+        rows["labels"] = [
+            f"{summary.get('labels', summary['samples']):,}" for summary in described.values()
+        ]
     for key, what in (("min", "smallest"), ("median", "median"), ("max", "largest")):
-        rows[f"{what} image"] = [in_bytes(about["image_bytes"][key]) for about in found.values()]
-    print_table(["data", *found], [[what, *values] for what, values in rows.items()])
+        rows[f"{what} image"] = [
+            in_bytes(summary["image_bytes"][key]) for summary in described.values()
+        ]
+    print_table(["data", *described], [[what, *values] for what, values in rows.items()])
 
 
-def _print_classes(found: dict[str, dict[str, Any]]) -> None:
-    first = next(iter(found.values()))
+def _print_classes(described: dict[str, dict[str, Any]]) -> None:
+    first = next(iter(described.values()))
     names = first["classes"]
     numbers = list(range(len(names)))
     if len(names) > _MAX_CLASSES:  # the largest and the smallest
@@ -175,10 +179,10 @@ def _print_classes(found: dict[str, dict[str, Any]]) -> None:
     rows = []
     for number in numbers:
         name = "" if number < 0 else names[number]
-        counts = [f"{about['per_class'].get(name, 0):,}" for about in found.values()]
-        gap = ["", f"{len(names) - 2 * _EXTREMES:,} more", *("" for _ in found)]
+        counts = [f"{summary['per_class'].get(name, 0):,}" for summary in described.values()]
+        gap = ["", f"{len(names) - 2 * _EXTREMES:,} more", *("" for _ in described)]
         rows.append(gap if number < 0 else [str(number), name, *counts])
-    print_table(["number", "class", *found], rows)
+    print_table(["number", "class", *described], rows)
     if len(names) > _MAX_CLASSES:
         print(f"the largest and the smallest of {len(names):,} classes: --json lists them all")
 
@@ -207,10 +211,10 @@ def _draw_sheet(options: argparse.Namespace, indices: dict[str, "Index"]) -> Non
     of = f"{len(index):,} images in {len(index.classes):,} classes"
     if label is not None:
         of = f"{index.samples_per_class()[label]:,} images of class {name}"
-    about = (f"{len(samples)} of {of}", index.format, in_bytes(int(index.size.sum())))
+    facts = (f"{len(samples)} of {of}", index.format, in_bytes(int(index.size.sum())))
     title = (
         f"{options.location}  ·  {split}",
-        "  ·  ".join((*about, f"seed {options.seed}")),
+        "  ·  ".join((*facts, f"seed {options.seed}")),
     )
     if options.augmented and len(samples):
         sheet = _augmented(options, index, samples, title[0])
@@ -238,8 +242,8 @@ def _augmented(options: argparse.Namespace, index: "Index", samples: "Ids", titl
     check_decoding(config, device)
     check_extra_transform(config, index, device)
     feeds = replace(build_feeds(config, World(), device), dtype=torch.float32)
-    about = f"{options.augmented}, seed {config.run.seed}: as stored, then in the first epochs"
-    return augmented_sheet(index, samples, feeds, visits=options.columns, title=(title, about))
+    caption = f"{options.augmented}, seed {config.run.seed}: as stored, then in the first epochs"
+    return augmented_sheet(index, samples, feeds, visits=options.columns, title=(title, caption))
 
 
 def _class_number(index: "Index", name: str) -> int:

@@ -30,21 +30,25 @@ def data_stage(options: argparse.Namespace) -> int:
     """Run `trainyard data stage`. Returns the exit code."""
     from trainyard.data.reading.staging import StagedShards
 
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for split, index in open_splits(options.location).items():
         staged = StagedShards(index, options.to, options.gb)
         _stage(staged, split)
-        found[split] = {
+        result[split] = {
             "bytes": staged.num_bytes(),
             "copies": len(staged),
             "made": staged.num_made,
             "folder": str(staged.folder),
         }
     if options.json:
-        print(json.dumps(found))
-    for split, about in {} if options.json else found.items():
-        news = f"{about['made']:,} made now" if about["made"] else "all were there already"
-        print(printable(f"{split}: copies {about['copies']:,}, {in_bytes(about['bytes'])}; {news}"))
+        print(json.dumps(result))
+    for split, summary in {} if options.json else result.items():
+        news = f"{summary['made']:,} made now" if summary["made"] else "all were there already"
+        print(
+            printable(
+                f"{split}: copies {summary['copies']:,}, {in_bytes(summary['bytes'])}; {news}"
+            )
+        )
     return 0
 
 

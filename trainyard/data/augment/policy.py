@@ -102,7 +102,7 @@ def _rand_augment(values: dict[str, str], noise: float) -> Policy:
     table = values.get("t")
     weights = None
     if table is None:
-        ops = _INCREASING if _whole(values, "inc", 0) else _PLAIN
+        ops = _INCREASING if _parse_int(values, "inc", 0) else _PLAIN
     elif table == "3a":
         ops = _THREE
     elif table in _WEIGHTED:
@@ -111,12 +111,12 @@ def _rand_augment(values: dict[str, str], noise: float) -> Policy:
         raise ValueError(f'"t{table}" is not known: tweights, t3a and t3aw are')
     policy = Policy(
         ops=ops,
-        magnitudes=(float(_whole(values, "m", int(LEVELS))),) * len(ops),
+        magnitudes=(float(_parse_int(values, "m", int(LEVELS))),) * len(ops),
         weights=weights,
-        layers=_whole(values, "n", 2),
+        layers=_parse_int(values, "n", 2),
         prob=_number(values, "p", 0.5),
         noise=noise,
-        limit=_whole(values, "mmax", 0) or LEVELS,
+        limit=_parse_int(values, "mmax", 0) or LEVELS,
     )
     if policy.prob > 1:
         raise ValueError(f"p{policy.prob:g} is a probability, from 0 to 1")
@@ -134,7 +134,7 @@ def _number(values: dict[str, str], key: str, default: float) -> float:
         raise ValueError(f'"{key}{text}" needs one number') from None
 
 
-def _whole(values: dict[str, str], key: str, default: int) -> int:
+def _parse_int(values: dict[str, str], key: str, default: int) -> int:
     text = values.get(key)
     if text is not None and not text.isdecimal():
         raise ValueError(f'"{key}{text}" needs a whole number')
@@ -167,8 +167,8 @@ def draw(
     levels = _levels(policy, np.array(policy.magnitudes)[ops], noise, angle)
     arguments = np.zeros_like(levels)
     for number, name in enumerate(policy.ops):
-        here = ops == number
-        arguments[here] = ARGUMENTS[name](levels[here], sign[here] > 0.5, detail[here])
+        of_kind = ops == number
+        arguments[of_kind] = ARGUMENTS[name](levels[of_kind], sign[of_kind] > 0.5, detail[of_kind])
     return DrawnOperations(np.where(chance <= policy.prob, ops, -1), arguments)
 
 

@@ -128,8 +128,8 @@ def moved(
     acquire: Callable[[], Callable[[], None]],
 ) -> PixelBatch[Tensor]:
     """A batch of the loader with its samples and pixels on the device."""
-    about: dict[str, Any] = {"bad": host.bad, "capacity": host.capacity}
-    return PixelBatch(**samples.columns(), images_BHWC=pixels_BHWC, acquire=acquire, **about)
+    facts: dict[str, Any] = {"bad": host.bad, "capacity": host.capacity}
+    return PixelBatch(**samples.columns(), images_BHWC=pixels_BHWC, acquire=acquire, **facts)
 
 
 def wait_for(

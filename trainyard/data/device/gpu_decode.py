@@ -79,14 +79,14 @@ def crop_and_resize(
         down, across = target_height / (bottom - top), target_width / (right - left)
         resized = round(height * down), round(width * across)
         y, x = round(top * down), round(left * across)
-        found = _resize(pixels_1CHW, resized, how)
-        found = found[..., y : y + target_height, x : x + target_width]
+        pixels = _resize(pixels_1CHW, resized, how)
+        pixels = pixels[..., y : y + target_height, x : x + target_width]
     else:
         rows = slice(math.floor(top), math.ceil(bottom))
         columns = slice(math.floor(left), math.ceil(right))
-        found = _resize(pixels_1CHW[..., rows, columns], (target_height, target_width), how)
-    found = found.flip(3) if entry["flip"] else found
-    return found[0].permute(1, 2, 0)
+        pixels = _resize(pixels_1CHW[..., rows, columns], (target_height, target_width), how)
+    pixels = pixels.flip(3) if entry["flip"] else pixels
+    return pixels[0].permute(1, 2, 0)
 
 
 def _resize(pixels_1CHW: Tensor, size: tuple[int, int], how: Interpolation) -> Tensor:
@@ -133,8 +133,8 @@ class DecodingTransfer:
                 copies.wait_for(done, pixels_BHWC, samples)
             return lambda: None
 
-        whole = replace(host, bad=host.bad + bad, capacity=0.0)  # the loader does not decode
-        return copies.moved(whole, samples, pixels_BHWC, acquire)
+        complete = replace(host, bad=host.bad + bad, capacity=0.0)  # the loader does not decode
+        return copies.moved(complete, samples, pixels_BHWC, acquire)
 
     def release_finished(self) -> None:
         """Holds no memory of the loader."""

@@ -15,8 +15,8 @@ class LabelLists(NamedTuple):
     def of(self, number: int) -> list[int]:
         """The class numbers in a list."""
         start = self.ends[number - 1] if number else 0
-        found: list[int] = self.values[start : self.ends[number]].tolist()
-        return found
+        labels: list[int] = self.values[start : self.ends[number]].tolist()
+        return labels
 
     def flat(self, numbers: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """The labels of lists, as positions in `numbers` and class numbers: pairs in order."""
@@ -28,9 +28,9 @@ class LabelLists(NamedTuple):
 
     def multi_hot(self, numbers: NDArray[np.int32], num_classes: int) -> NDArray[np.bool_]:
         """True for the classes in each list: bool[numbers, num_classes]."""
-        found = np.zeros((len(numbers), num_classes), bool)
-        found[self.flat(numbers)] = True
-        return found
+        is_label = np.zeros((len(numbers), num_classes), bool)
+        is_label[self.flat(numbers)] = True
+        return is_label
 
     def is_sound(self, numbers: NDArray[np.int32], num_classes: int) -> bool:
         """True if `numbers` are numbers of lists, and these hold numbers of classes alone."""

@@ -98,36 +98,36 @@ class Match(NamedTuple):
 
 
 def match_classes(
-    known: Sequence[str], found: Sequence[str], where: str, *, has_names: bool
+    known: Sequence[str], given: Sequence[str], where: str, *, has_names: bool
 ) -> Match:
     """The number among the `known` classes of each class found at `where`.
 
-    Classes are matched by name; `found` may be a part of `known`. `has_names` is False for bare
+    Classes are matched by name; `given` may be a part of `known`. `has_names` is False for bare
     numbers. DataError for a class that is not known.
     """
     number_of = {name: number for number, name in enumerate(known)}
-    if number_of.keys() >= set(found):
-        last = found[-1]
+    if number_of.keys() >= set(given):
+        last = given[-1]
         text = f"{where}: names no classes: label {last} is taken for the class called {last!r}"
         is_plain = list(known) == [str(number) for number in range(len(known))]
         remark = "" if has_names or is_plain else text
-        return Match([number_of[name] for name in found], remark)
+        return Match([number_of[name] for name in given], remark)
     wnids = _imagenet_wnids()
     names = dict(zip(wnids, map(str, range(len(wnids))), strict=True))
     if names.keys() == set(known):
         names = {number: wnid for wnid, number in names.items()}
-    if names.keys() == set(found) and {*names.values()} == set(known):
+    if names.keys() == set(given) and {*names.values()} == set(known):
         remark = f"{where}: classes 0 to 999 are ImageNet's, in the order of their WordNet ids"
-        return Match([number_of[names[name]] for name in found], remark)
+        return Match([number_of[names[name]] for name in given], remark)
     raise DataError(
         "data.unknown-classes",
         "{location}: its classes differ from those of the training data ({num_classes} instead of "
         "{num_known}): {differences}{hint}",
         location=where,
-        num_classes=len(found),
+        num_classes=len(given),
         num_known=len(known),
-        differences=_how_they_differ(known, found),
-        hint=_way_out(known, found, has_names),
+        differences=_how_they_differ(known, given),
+        hint=_way_out(known, given, has_names),
     )
 
 
@@ -153,15 +153,15 @@ def _imagenet_wnids() -> tuple[str, ...]:
     return tuple(sorted((files("trainyard.data.formats") / "ilsvrc2012.txt").read_text().split()))
 
 
-def _how_they_differ(known: Sequence[str], found: Sequence[str]) -> str:
-    new, missing = sorted(set(found) - set(known)), sorted(set(known) - set(found))
+def _how_they_differ(known: Sequence[str], given: Sequence[str]) -> str:
+    new, missing = sorted(set(given) - set(known)), sorted(set(known) - set(given))
     texts = [f"{name!r} is new" for name in new[:_NAMED]]
     return ", ".join(texts + [f"{name!r} is missing" for name in missing[:_NAMED]])
 
 
-def _way_out(known: Sequence[str], found: Sequence[str], has_names: bool) -> str:
+def _way_out(known: Sequence[str], given: Sequence[str], has_names: bool) -> str:
     looks = {_look(name): name for name in known}
-    for name in sorted({*found} - {*known}):
+    for name in sorted({*given} - {*known}):
         if (twin := looks.get(_look(name))) is not None:
             return f"; {name!a} looks like {twin!a}: give both one name"
     names = "a dataset.json beside {} can name them (`trainyard data pack` writes one)"
@@ -172,9 +172,9 @@ def _way_out(known: Sequence[str], found: Sequence[str], has_names: bool) -> str
             "; if the training data numbers its classes without naming them, "
             f"{names.format('the training data')}"
         )
-    if len(found) == 1:
+    if len(given) == 1:
         return (
-            f"; all its images are of class {found[0]!r}: they need a folder for each class, or a "
+            f"; all its images are of class {given[0]!r}: they need a folder for each class, or a "
             "list (.csv) that names their classes"
         )
     return ""

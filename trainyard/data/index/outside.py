@@ -42,8 +42,8 @@ def linked_outside(index: Index) -> list[tuple[str, str]]:
     look = look_outside(index)
 
     def look_at(first: int) -> list[tuple[str, str]]:
-        found = ((name, look(name)) for name in names[first : first + _CHUNK])
-        return [(name, real) for name, real in found if real is not None]
+        paths = ((name, look(name)) for name in names[first : first + _CHUNK])
+        return [(name, real) for name, real in paths if real is not None]
 
     with ThreadPoolExecutor(_THREADS) as pool:
         chunks = [*pool.map(look_at, range(0, len(names), _CHUNK))]

@@ -91,10 +91,10 @@ def _numbers(index: Index) -> NDArray[np.int64] | None:
 
 def _is_official_val(manifest: Manifest, names: list[str], samples: int) -> bool:
     """True for all shards that `data prepare` makes of it, in the order of official names."""
-    about, val = manifest.about, manifest.splits.get("val")
+    facts, val = manifest.about, manifest.splits.get("val")
     return (
-        about.get("source") == "ILSVRC2012"
-        and about.get("val_left_out") == 0
+        facts.get("source") == "ILSVRC2012"
+        and facts.get("val_left_out") == 0
         and val is not None
         and val.samples == samples
         and {os.path.basename(shard.name) for shard in val.shards}

@@ -121,8 +121,8 @@ class Index:
     def of_class(self, label: int) -> NDArray[np.int64]:
         """The samples of a class, ascending."""
         rows, labels = self.all_labels()
-        found: NDArray[np.int64] = rows[labels == label]
-        return found
+        chosen: NDArray[np.int64] = rows[labels == label]
+        return chosen
 
     def class_names(self, sample: int) -> list[str]:
         """The names of a sample's classes: one, or any number with lists of labels."""

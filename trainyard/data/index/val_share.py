@@ -73,9 +73,9 @@ def is_validation(index: Index, part: float | str, seed: int) -> NDArray[np.bool
     # The samples of a class lie in a stretch of `order`, those with the lowest numbers first.
     order = np.lexsort((numbers, index.label))
     ranks = np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
-    found = np.empty(len(index), np.bool_)
-    found[order] = (np.repeat(first, counts) <= ranks) & (ranks < np.repeat(last, counts))
-    return found
+    is_chosen = np.empty(len(index), np.bool_)
+    is_chosen[order] = (np.repeat(first, counts) <= ranks) & (ranks < np.repeat(last, counts))
+    return is_chosen
 
 
 def _limits(part: float | str) -> tuple[float, float]:

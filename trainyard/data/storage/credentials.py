@@ -54,7 +54,7 @@ def adopt(given: Credentials) -> None:
 
 def without_secrets(text: str) -> str:
     """A text to show to users: its URLs have no login and no secret parameters."""
-    return _URL.sub(lambda found: _public(_LOGIN.sub("", found[0])), text)
+    return _URL.sub(lambda match: _public(_LOGIN.sub("", match[0])), text)
 
 
 def public_name(location: str) -> str:
@@ -161,11 +161,11 @@ def token_of(url: SplitResult) -> str | None:
     It is the environment's, and for the Hub also that of `hf auth login`. DataError if
     $TRAINYARD_TOKENS is malformed; its message does not quote the token.
     """
-    found = None
+    chosen = None
     if f"{url.scheme}://{url.netloc}".lower() in (_HUB, hub_endpoint().lower()):
         from huggingface_hub import get_token
 
-        found = get_token()
+        chosen = get_token()
     for item in os.environ.get(TOKENS, "").split():
         server, equals, token = item.partition("=")
         if not (server and equals and token):
@@ -175,14 +175,14 @@ def token_of(url: SplitResult) -> str | None:
                 "spaces between them",
             )
         if server.lower() in (url.netloc.lower(), f"{url.scheme}://{url.netloc}".lower()):
-            found = token
-    if found and not (found.isascii() and found.isprintable() and " " not in found):
+            chosen = token
+    if chosen and not (chosen.isascii() and chosen.isprintable() and " " not in chosen):
         raise DataError(
             "storage.malformed-token",
             "the token for {host} has a character that tokens cannot have",
             host=url.netloc,
         )
-    return found or None
+    return chosen or None
 
 
 def _above(url: str) -> list[str]:

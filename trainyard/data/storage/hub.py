@@ -32,14 +32,14 @@ def is_on_hub(name: str) -> bool:
 
 def hub_path(name: str) -> HubPath:
     """The parts of a name. DataError if it names no data set."""
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         raise DataError(
             "hub.bad-name",
             "{url}: write hf://datasets/OWNER/NAME, or …/NAME@REVISION/PATH",
             url=name,
         )
-    return HubPath(found["repo"], found["revision"] or "main", (found["path"] or "").strip("/"))
+    return HubPath(match["repo"], match["revision"] or "main", (match["path"] or "").strip("/"))
 
 
 def web_url(name: str) -> str:
@@ -80,7 +80,7 @@ def _all_files(endpoint: str, repo: str, revision: str) -> tuple[str, ...]:
 
     name = f"{SCHEME}datasets/{repo}@{revision}"
     try:
-        found = HfApi(endpoint).list_repo_files(repo, repo_type="dataset", revision=revision)
+        names = HfApi(endpoint).list_repo_files(repo, repo_type="dataset", revision=revision)
     except errors.GatedRepoError:
         raise DataError("hub.gated", url=name) from None
     except (
@@ -99,4 +99,4 @@ def _all_files(endpoint: str, repo: str, revision: str) -> tuple[str, ...]:
         raise DataError(
             "hub.malformed-listing", "{url}: no list of files, as the Hub sends it", url=name
         ) from None
-    return tuple(sorted(found))
+    return tuple(sorted(names))

@@ -134,8 +134,8 @@ def manifest_of(root: str, names: tuple[str, ...], *, warns: bool = False) -> Ma
 
 def _above(root: str) -> tuple[str, str]:
     """The folder or URL above a folder, which "train" has too, and the folder's name."""
-    whole = root if is_remote(root) else os.path.abspath(root)
-    above, _, last = whole.rstrip("/").rpartition("/")
+    full = root if is_remote(root) else os.path.abspath(root)
+    above, _, last = full.rstrip("/").rpartition("/")
     return above, last
 
 
@@ -144,8 +144,8 @@ def shards_listed(manifest: Manifest | None, root: str, names: Iterable[str]) ->
     splits = manifest.splits.values() if manifest else ()
     shards = {shard.name: shard for split in splits for shard in split.shards}
     last = _above(root)[1]
-    found = {name: shards.get(name) or shards.get(f"{last}/{name}") for name in names}
-    return {name: shard for name, shard in found.items() if shard}
+    by_name = {name: shards.get(name) or shards.get(f"{last}/{name}") for name in names}
+    return {name: shard for name, shard in by_name.items() if shard}
 
 
 def is_inside(name: str) -> bool:

@@ -79,22 +79,22 @@ def unpacked(stored: bytes, start: int, length: int) -> bytes:
     """The image in the bytes of a span, see `SnappySpan`. ValueError if they are damaged."""
     if not length:
         return stored
-    found = bytearray(stored[: max(0, start)])
-    at, skip = len(found), max(0, -start)
-    while len(found) < skip + length and at < len(stored):
+    image = bytearray(stored[: max(0, start)])
+    at, skip = len(image), max(0, -start)
+    while len(image) < skip + length and at < len(stored):
         data, size, back = element = _element(stored, at)
         at = element.next
         if not back:
-            found += stored[data : data + size]
-        elif back > len(found):
+            image += stored[data : data + size]
+        elif back > len(image):
             raise ValueError("its Snappy data copies from before its start")
         elif back >= size:
-            found += found[len(found) - back : len(found) - back + size]
+            image += image[len(image) - back : len(image) - back + size]
         else:
-            found += (found[-back:] * (size // back + 1))[:size]
-    if len(found) < skip + length:
+            image += (image[-back:] * (size // back + 1))[:size]
+    if len(image) < skip + length:
         raise ValueError("its Snappy data is cut short")
-    return bytes(found[skip : skip + length])
+    return bytes(image[skip : skip + length])
 
 
 def _element(content: bytes, tag_at: int) -> Element:

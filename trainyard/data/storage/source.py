@@ -126,7 +126,7 @@ _PIECE = 1 << 22  # bytes
 
 def checksum(source: Source, begin: int, end: int) -> int:
     """CRC-32C of the bytes [begin, end)."""
-    found = 0
+    checksum = 0
     for at in range(begin, end, _PIECE):
-        found = crc32c(source.read(at, min(_PIECE, end - at)), found)
-    return found
+        checksum = crc32c(source.read(at, min(_PIECE, end - at)), checksum)
+    return checksum

@@ -125,13 +125,13 @@ def finished(destination: Path, identity: Identity) -> Manifest | None:
 
 def check_empty(destination: Path) -> None:
     """DataError if a destination holds files that a pack would overwrite."""
-    found = next((name for name in sorted(os.listdir(destination)) if name[0] != "."), None)
-    if found:
+    present = next((name for name in sorted(os.listdir(destination)) if name[0] != "."), None)
+    if present:
         raise DataError(
             "pack.destination-not-empty",
             "{path}: is not empty ({name}); choose a new folder, so that nothing is overwritten",
             path=destination,
-            name=found,
+            name=present,
         )
 
 
@@ -142,8 +142,8 @@ def locked(destination: Path, part: Part | None = None) -> Iterator[None]:
         kind = fcntl.LOCK_EX if part is None else fcntl.LOCK_SH  # parts work beside each other
         stack.enter_context(_lock(_path(destination, None), kind))
         if part is not None:
-            own = _lock(_path(destination, part), fcntl.LOCK_EX, part)
-            stack.enter_context(own)
+            lock = _lock(_path(destination, part), fcntl.LOCK_EX, part)
+            stack.enter_context(lock)
         yield
 
 
@@ -237,12 +237,12 @@ def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
             if not line.endswith("\n"):
                 return
             try:
-                found: Any = json.loads(line)
+                entry: Any = json.loads(line)
             except (ValueError, RecursionError):
-                found = None
-            if not isinstance(found, dict):
+                entry = None
+            if not isinstance(entry, dict):
                 raise _damaged(path)
-            yield found
+            yield entry
 
 
 def _damaged(path: Path) -> DataError:

@@ -283,8 +283,10 @@ def _check_outside(destination: Path, splits: dict[str, Selection]) -> None:
 def _report_links(splits: dict[str, Selection]) -> None:
     """Print how many files, behind links out of the data, are about to be packed too."""
     for split, selection in splits.items():
-        for name, path in (found := linked_outside(selection.index))[:1]:
-            files = f"{len(found):,} of its files are" if len(found) > 1 else "one of its files is"
+        for name, path in (outside := linked_outside(selection.index))[:1]:
+            files = (
+                f"{len(outside):,} of its files are" if len(outside) > 1 else "one of its files is"
+            )
             text = f"{split}: {files} outside of the data, behind links: {name} is {path}"
             print_line(text)
 

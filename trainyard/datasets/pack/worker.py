@@ -289,8 +289,8 @@ def _stored(storing: SampleEncoder, content: bytes) -> tuple[bytes, bool]:
 def stem(index: Index, reader: Reader, sample: int) -> str:
     """The base name, without suffix, of a sample's own file or local tar member; else ""."""
     name = index.file_names[int(index.file[sample])]
-    own = name if index.format in ("folder", "list") else _member(index, reader, sample)
-    return os.path.splitext(os.path.basename(own))[0]
+    name_of_member = name if index.format in ("folder", "list") else _member(index, reader, sample)
+    return os.path.splitext(os.path.basename(name_of_member))[0]
 
 
 def _where(index: Index, reader: Reader, sample: int) -> str:

@@ -163,7 +163,7 @@ def _val_rows(
 ) -> Iterator[FileRows]:
     """Images in the order of their numbers; only those of the given `classes`."""
     label_of = {wnid: label for label, wnid in enumerate(classes)}
-    found = {}
+    by_number = {}
     with closing(open_source(resolved.location)) as tar:
         for member in members(tar):
             match = _VAL_NAME.fullmatch(member.name)
@@ -176,18 +176,20 @@ def _val_rows(
                     name=member.name,
                     num_images=len(devkit.val),
                 )
-            if int(match[1]) in found:
+            if int(match[1]) in by_number:
                 raise DataError("prepare.member-twice", path=resolved.location, name=member.name)
-            found[int(match[1])] = member
-    images = [found[n] for n in sorted(found) if devkit.val_wnid(n) in label_of]
-    labels = [label_of[devkit.val_wnid(n)] for n in sorted(found) if devkit.val_wnid(n) in label_of]
+            by_number[int(match[1])] = member
+    images = [by_number[n] for n in sorted(by_number) if devkit.val_wnid(n) in label_of]
+    labels = [
+        label_of[devkit.val_wnid(n)] for n in sorted(by_number) if devkit.val_wnid(n) in label_of
+    ]
     offsets, sizes = [m.offset for m in images], [m.size for m in images]
     yield FileRows(resolved.names[0], offsets, sizes, labels)
 
 
 def _check_counts(train: Index, val: Index) -> None:
-    found = (len(train), len(val), len(train.classes))
-    for (what, published), count in zip(_PUBLISHED.items(), found, strict=True):
+    counts = (len(train), len(val), len(train.classes))
+    for (what, published), count in zip(_PUBLISHED.items(), counts, strict=True):
         if count != published:
             raise DataError(
                 "prepare.wrong-imagenet-count",

@@ -79,13 +79,13 @@ def examine(
     """Examines all images; also returns the hashes, index after index."""
     starts = np.cumsum([0, *map(len, indices)])
     hashes = np.zeros((int(starts[-1]), 2), np.uint64)
-    found = [ImageFindings() for _ in indices]
+    findings = [ImageFindings() for _ in indices]
     count = 0
     stop = CONTEXT.RawValue("b", 0)
     pool = Workers(workers, _start, [str(index.path) for index in indices], stop)
     try:
         for part in map_ahead(pool, _examine, _tasks(indices), most=workers * _AHEAD):
-            found[part.split].add(part)
+            findings[part.split].add(part)
             first = int(starts[part.split]) + part.first
             hashes[first : first + len(part.hashes)] = part.hashes
             count += len(part.hashes)
@@ -99,7 +99,7 @@ def examine(
     finally:
         stop.value = 1
         pool.shutdown(cancel_futures=True)
-    return found, hashes
+    return findings, hashes
 
 
 def same_bytes(hashes: Hashes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -55,8 +55,8 @@ def find_files(split: str, location: str, whole: str) -> Files:
 def check_listing(files: Files) -> Check:
     """Finds files that are listed but do not exist."""
     what = "listed in dataset.json, but not there"
-    found = [Finding("verify.missing", what, path) for path in files.missing]
-    return checked(files.split, "files", f"{len(files.listed):,} listed in dataset.json", found)
+    findings = [Finding("verify.missing", what, path) for path in files.missing]
+    return checked(files.split, "files", f"{len(files.listed):,} listed in dataset.json", findings)
 
 
 def index_anew(files: Files, path: Path, progress: Progress) -> tuple[Index | None, list[Check]]:
@@ -73,17 +73,17 @@ def index_anew(files: Files, path: Path, progress: Progress) -> tuple[Index | No
         if not names:
             raise _of_folder(error, resolved) from None
         findings = [*broken.values()] or [of_error(error, resolved.location)]
-        whole = tuple(name for name in names if name not in broken)
-        if not whole and isinstance(error, DataError) and error.code in formats.FITS_NONE:
+        unbroken = tuple(name for name in names if name not in broken)
+        if not unbroken and isinstance(error, DataError) and error.code in formats.FITS_NONE:
             raise
         check = checked(files.split, "structure", how_many(len(names), "file"), findings)
-        if not broken or not whole:
+        if not broken or not unbroken:
             return None, [check]
-        rest = replace(resolved, names=whole, is_folder=False)
-        found, checks = index_anew(replace(files, resolved=rest), path, progress)
-        return found, [check, *(other for other in checks if other.result != "ok")]
-    about = f"{how_many(len(index.file_names), 'file')}: {_endings(index)}"
-    checks = [checked(files.split, "structure", about)]
+        rest = replace(resolved, names=unbroken, is_folder=False)
+        index_of_rest, checks = index_anew(replace(files, resolved=rest), path, progress)
+        return index_of_rest, [check, *(other for other in checks if other.result != "ok")]
+    text = f"{how_many(len(index.file_names), 'file')}: {_endings(index)}"
+    checks = [checked(files.split, "structure", text)]
     return index, [*checks, _left_out(files.split, index)] if index.left_out else checks
 
 
@@ -97,17 +97,17 @@ def _of_folder(error: DataError | OSError, resolved: ResolvedLocation) -> DataEr
 def _endings(index: Index) -> str:
     """The endings of the files that are read, with counts."""
     names = map(index.file_names.__getitem__, range(len(index.file_names)))
-    found = Counter(os.path.splitext(name)[1].lower() for name in names)
-    return ", ".join(f"{count:,} {suffix}" for suffix, count in found.most_common())
+    endings = Counter(os.path.splitext(name)[1].lower() for name in names)
+    return ", ".join(f"{count:,} {suffix}" for suffix, count in endings.most_common())
 
 
 def _left_out(split: str, index: Index) -> Check:
     """The account of the scan, a finding for each kind."""
     kinds, total = index.left_out.kinds, index.left_out.total
-    said = (f"{n:,} {kind}, such as {name}" for kind, (n, name) in kinds.items())
-    lines = [Finding("verify.left-out", line) for line in said]
-    whole, count = f"{len(index) + total:,} found", sum(n for n, _ in kinds.values())
-    return checked(split, "left out", whole, lines, count=count, otherwise="note")
+    texts = (f"{n:,} {kind}, such as {name}" for kind, (n, name) in kinds.items())
+    lines = [Finding("verify.left-out", line) for line in texts]
+    total_text, count = f"{len(index) + total:,} found", sum(n for n, _ in kinds.values())
+    return checked(split, "left out", total_text, lines, count=count, otherwise="note")
 
 
 def _shards_in(resolved: ResolvedLocation) -> list[str]:
@@ -134,8 +134,8 @@ def _listed_beside(resolved: ResolvedLocation) -> dict[str, Shard]:
     manifest = manifest_of(resolved.root, resolved.names)
     if manifest and manifest.format == "folder":
         return {}
-    found = shards_listed(manifest, resolved.root, resolved.names)
-    return {plain(resolved.path(name)): shard for name, shard in found.items()}
+    entries = shards_listed(manifest, resolved.root, resolved.names)
+    return {plain(resolved.path(name)): shard for name, shard in entries.items()}
 
 
 def _path(folder: str, name: str) -> str:

@@ -68,16 +68,16 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="trainyard-verify-") as folder:
         for part in files:
             with counters(f"indexing {part.resolved.location}", None) as progress:
-                index, found = index_anew(part, Path(folder) / part.split, progress)
-            checks += [*found, *check_contents(part, index, workers, counters)]
+                index, of_files = index_anew(part, Path(folder) / part.split, progress)
+            checks += [*of_files, *check_contents(part, index, workers, counters)]
             if index is None:
                 continue
-            own = [VerifiedSplit(part.split, index)]
+            parts_of_split = [VerifiedSplit(part.split, index)]
             if division:
-                own = _divided(index, division, Path(folder))
-            splits += own
-            checks += [check for split in own for check in _check_rows(split)]
-            checks += [check for split in own for check in _check_lost(split)]
+                parts_of_split = _divided(index, division, Path(folder))
+            splits += parts_of_split
+            checks += [check for split in parts_of_split for check in _check_rows(split)]
+            checks += [check for split in parts_of_split for check in _check_lost(split)]
         checks += _check_classes([split for split in splits if split.has_labels])
         checks += _check_overlap(splits) if not division else []
         if deep and splits:
@@ -100,9 +100,9 @@ def _check_layout(locations: Mapping[str, str]) -> Iterator[Check]:
     """Checks that the folders of training data are classes, where a doubt about them is."""
     name, location = next(iter(locations.items()))
     if doubt := doubt_about(location):
-        found = [Finding("data.doubtful-classes", str(doubt))]
+        findings = [Finding("data.doubtful-classes", str(doubt))]
         result: Result = "problem" if doubt.is_strong else "note"
-        yield checked(name, "layout", "by names and places", found, otherwise=result)
+        yield checked(name, "layout", "by names and places", findings, otherwise=result)
 
 
 # --- checks of the index ---
@@ -112,17 +112,17 @@ def _check_rows(split: VerifiedSplit) -> Iterator[Check]:
     size, (rows, label) = split.index.size, split.index.all_labels()
     low, middle, high = int(size.min()), int(np.median(size)), int(size.max())
     empty = np.flatnonzero(size == 0)
-    about = f"{low:,} to {high:,} bytes, median {middle:,}"
-    found = (split.finding(row, "verify.empty", "the image is empty") for row in empty.tolist())
-    yield checked(split.name, "sizes", about, found, count=len(empty))
+    text = f"{low:,} to {high:,} bytes, median {middle:,}"
+    findings = (split.finding(row, "verify.empty", "the image is empty") for row in empty.tolist())
+    yield checked(split.name, "sizes", text, findings, count=len(empty))
     num_classes = len(split.index.classes)
     beyond = np.flatnonzero((label < 0) | (label >= num_classes))
-    found = (
+    findings = (
         split.finding(int(rows[number]), "verify.no-class", f"label {label[number]} is no class")
         for number in beyond.tolist()
     )
-    about = f"0 to {num_classes - 1:,}"
-    yield checked(split.name, "labels", about, found, count=len(beyond))
+    text = f"0 to {num_classes - 1:,}"
+    yield checked(split.name, "labels", text, findings, count=len(beyond))
     if not len(beyond):
         yield _check_balance(split)
 
@@ -131,20 +131,20 @@ def _check_balance(split: VerifiedSplit) -> Check:
     index = split.index
     counts = index.samples_per_class()
     low, high = int(counts.min()), int(counts.max())
-    about = f"{low:,} to {high:,} images a class, median {np.median(counts):,.0f}"
+    text = f"{low:,} to {high:,} images a class, median {np.median(counts):,.0f}"
     rare = np.flatnonzero(counts * _UNEVEN < high)
-    found = (
+    findings = (
         Finding("verify.rare-class", f"class {index.classes[row]!r} has {counts[row]:,} images")
         for row in rare.tolist()
     )
-    return checked(split.name, "balance", about, found, count=len(rare), otherwise="note")
+    return checked(split.name, "balance", text, findings, count=len(rare), otherwise="note")
 
 
 def _check_lost(split: VerifiedSplit) -> Iterator[Check]:
     """What some images hold and training does not see."""
-    found = lost.remarks(split.index)
-    findings = [Finding(f"verify.{code}", text) for code, text in found]
-    result: Result = "problem" if any(code == "dark" for code, _ in found) else "note"
+    remarks = lost.remarks(split.index)
+    findings = [Finding(f"verify.{code}", text) for code, text in remarks]
+    result: Result = "problem" if any(code == "dark" for code, _ in remarks) else "note"
     if findings:
         yield checked(split.name, "pixels", "by a few images", findings, otherwise=result)
 
@@ -154,27 +154,27 @@ def _check_classes(splits: Sequence[VerifiedSplit]) -> Iterator[Check]:
     if not splits or splits[0].name == "val":
         return
     first, others = splits[0], splits[1:]
-    about = f"{np.count_nonzero(first.index.samples_per_class()):,} with images"
+    text = f"{np.count_nonzero(first.index.samples_per_class()):,} with images"
     try:
         check_learnable(first.index, first.index.root)
     except DataError as error:
-        yield checked(first.name, "classes", about, [of_error(error)])
+        yield checked(first.name, "classes", text, [of_error(error)])
     else:
         notes = [] if others else _remarked(class_remarks(first.index, None))
-        yield checked(first.name, "classes", about, notes, otherwise="note")
+        yield checked(first.name, "classes", text, notes, otherwise="note")
     for other in others:
-        known, found, both = first.index, other.index, f"{first.name}, {other.name}"
-        about = f"{len(known.classes):,} and {len(found.classes):,}"
+        known, other_index, both = first.index, other.index, f"{first.name}, {other.name}"
+        text = f"{len(known.classes):,} and {len(other_index.classes):,}"
         try:
             match = match_classes(
-                known.classes, found.classes, other.name, has_names=found.has_names
+                known.classes, other_index.classes, other.name, has_names=other_index.has_names
             )
         except DataError as error:
-            yield checked(both, "classes", about, [of_error(error)])
+            yield checked(both, "classes", text, [of_error(error)])
             continue
-        remarks = class_remarks(known, found, match.numbers)
+        remarks = class_remarks(known, other_index, match.numbers)
         notes = _remarked([match.remark, *remarks] if match.remark else remarks)
-        yield checked(both, "classes", about, notes, otherwise="note")
+        yield checked(both, "classes", text, notes, otherwise="note")
 
 
 def _remarked(remarks: list[str]) -> list[Finding]:
@@ -189,10 +189,10 @@ def _check_overlap(splits: Sequence[VerifiedSplit]) -> Iterator[Check]:
     for other in splits[1:]:
         first, both = splits[0], f"{splits[0].name}, {other.name}"
         rows = same_samples(first.index, other.index)
-        found = (
+        findings = (
             other.finding(row, "verify.overlap", f"is in {first.name} too") for row in rows.tolist()
         )
-        yield checked(both, "overlap", "by file names", found, count=len(rows))
+        yield checked(both, "overlap", "by file names", findings, count=len(rows))
 
 
 # --- checks of the images ---
@@ -200,22 +200,22 @@ def _check_overlap(splits: Sequence[VerifiedSplit]) -> Iterator[Check]:
 
 def _check_images(split: VerifiedSplit, images: ImageFindings) -> Iterator[Check]:
     readable = len(split.index) - images.bad.count
-    found = (split.finding(*row) for row in images.bad.first)
-    about = f"{readable:,} of {len(split.index):,} decode"
-    yield checked(split.name, "images", about, found, count=images.bad.count)
+    findings = (split.finding(*row) for row in images.bad.first)
+    text = f"{readable:,} of {len(split.index):,} decode"
+    yield checked(split.name, "images", text, findings, count=images.bad.count)
     kinds = sorted(images.kinds.items(), key=lambda item: -item[1].count)
-    about = ", ".join(f"{tally.count:,} {kind}" for kind, tally in kinds)
+    text = ", ".join(f"{tally.count:,} {kind}" for kind, tally in kinds)
     count, rows = images.odd.count, [*images.odd.first]
     for kind in _rare_types(images):
         count += images.kinds[kind].count
         what = f"a {kind} among {kinds[0][0]}"
         rows += [(sample, "verify.rare-type", what) for sample in images.kinds[kind].first]
-    found = (split.finding(*row) for row in sorted(rows))
-    yield checked(split.name, "oddities", about, found, count=count, otherwise="note")
+    findings = (split.finding(*row) for row in sorted(rows))
+    yield checked(split.name, "oddities", text, findings, count=count, otherwise="note")
     count = images.turned.count
-    found = (split.finding(*row) for row in images.turned.first)
-    about = "EXIF other than 1: data.exif = true turns them" if count else "all upright"
-    yield checked(split.name, "orientation", about, found, count=count, otherwise="note")
+    findings = (split.finding(*row) for row in images.turned.first)
+    text = "EXIF other than 1: data.exif = true turns them" if count else "all upright"
+    yield checked(split.name, "orientation", text, findings, count=count, otherwise="note")
 
 
 def _rare_types(images: ImageFindings) -> list[str]:
@@ -255,9 +255,9 @@ class _Pairs:
     firsts: NDArray[np.int64]
 
     def check(self, data: str, name: str, which: NDArray[np.int64]) -> Check:
-        found = (self._finding(pair) for pair in which.tolist())
+        findings = (self._finding(pair) for pair in which.tolist())
         otherwise: Result = "problem" if name == "leakage" else "note"
-        return checked(data, name, "by content", found, count=len(which), otherwise=otherwise)
+        return checked(data, name, "by content", findings, count=len(which), otherwise=otherwise)
 
     def _finding(self, pair: int) -> Finding:
         split, sample = self._locate(int(self.rows[pair]))

@@ -49,7 +49,7 @@ class _Client:
         # A burst may overflow the server's queue of new connections, which loses some. Few requests
         # are therefore made at first, and one more after each answer.
         self._free = asyncio.Semaphore(_FIRST_AT_ONCE)
-        self._most = _FIRST_AT_ONCE
+        self._at_once = _FIRST_AT_ONCE
 
     async def __aenter__(self) -> aiohttp.ClientSession:
         await self._free.acquire()
@@ -57,8 +57,8 @@ class _Client:
 
     async def __aexit__(self, *_: object) -> None:
         self._free.release()
-        if self._most < IN_FLIGHT:
-            self._most += 1
+        if self._at_once < IN_FLIGHT:
+            self._at_once += 1
             self._free.release()
 
     async def close(self) -> None:

@@ -153,8 +153,8 @@ def total_size(response: aiohttp.ClientResponse) -> int | None:
     """The size of the whole file in bytes; None if an answer does not state it."""
     text = response.headers.get("Content-Length", "")
     if response.status != 200:
-        found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-        text = found[3] if found else ""
+        content_range = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        text = content_range[3] if content_range else ""
     return int(text) if _SIZE.fullmatch(text) else None
 
 
@@ -225,10 +225,10 @@ def _authorization(parts: SplitResult) -> str | None:
 @cache
 def _login_in_netrc(host: str) -> str | None:
     try:
-        found = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
+        account = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
     except (OSError, netrc.NetrcParseError):
         return None
-    login = f"{found[0]}:{found[2]}" if found else ""
+    login = f"{account[0]}:{account[2]}" if account else ""
     return f"Basic {b64encode(login.encode()).decode()}" if login else None
 
 

@@ -19,7 +19,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10
 _QUIET_S = 1  # shorter failures, such as a stale connection, are not reported
 _SAY_AGAIN_S = 60  # per server: an outage prints one line for all threads
 
-_said: dict[str, float] = {}
+_last_said: dict[str, float] = {}
 _lock = threading.Lock()
 _most_s: ContextVar[float] = ContextVar("most_s", default=math.inf)
 
@@ -88,9 +88,9 @@ class RetryState:
     def _say(self, text: str, now: float) -> None:
         self._has_spoken = True
         with _lock:
-            if now - _said.get(self._server, -_SAY_AGAIN_S) < _SAY_AGAIN_S:
+            if now - _last_said.get(self._server, -_SAY_AGAIN_S) < _SAY_AGAIN_S:
                 return
-            _said[self._server] = now
+            _last_said[self._server] = now
         print_line(f"waiting for {self._name}: {text}")
 
 
