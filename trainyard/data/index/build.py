@@ -133,7 +133,8 @@ def _stamps_of(scan: Scan) -> Stamps:
     # A manifest may name the classes; the server's is read with the splits at each start.
     manifests = () if is_remote(root) else (FILE_NAME, os.path.join("..", FILE_NAME))
     shards = frozenset(scan.watched if scan.files else ())
-    return stamps(root, (*scan.watched, *manifests, *files_beside(root)), shards)
+    beside = files_beside(root) if _is_numbered(scan) else ()
+    return stamps(root, (*scan.watched, *manifests, *beside), shards)
 
 
 def _tell_untagged(location: str, watched: Stamps) -> None:
@@ -287,7 +288,9 @@ def _name_classes(scan: Scan, tables: dict[str, _Table], watched: Stamps) -> lis
     manifest = manifest_of(scan.place.root, scan.place.names, warns=True)
     known = plain_names((manifest and manifest.classes) or (), where)
     names = plain_names(scan.classes or (), where)
-    if not known and (labels := _numbers(scan, names, tables)):
+    if not known and _is_numbered(scan):
+        highest = max((max(table.label, default=0) for table in tables.values()), default=0)
+        labels = [*map(int, names)] or [*range(highest + 1)]
         named = names_beside(scan.place.root, labels)
         names = plain_names([named[label] for label in labels], where) if named else names
     # Records of TFRecord name their classes; without any record only the manifest does.
@@ -314,12 +317,11 @@ def _name_classes(scan: Scan, tables: dict[str, _Table], watched: Stamps) -> lis
     return classes
 
 
-def _numbers(scan: Scan, names: list[str], tables: dict[str, _Table]) -> list[int]:
-    """The class numbers of data without names, and of a list whose labels are numbers."""
-    if not names:
-        return [*range(1 + max(max(table.label, default=-1) for table in tables.values()))]
+def _is_numbered(scan: Scan) -> bool:
+    """True for data without names of classes, and for a list whose labels are numbers."""
+    names = scan.classes or ()
     is_number = all(name.isdecimal() and name == f"{int(name)}" for name in names)
-    return [*map(int, names)] if is_number and scan.format == "list" else []
+    return is_number and (scan.format == "list" or not names)
 
 
 def _check_described(

@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 
 from trainyard.data.formats.split_names import split_named
@@ -19,6 +20,7 @@ _FILES = (
     *("*.labels.txt", "classes.txt", "classnames.txt", "class_names.txt", "loc_synset_mapping.txt"),
     *("class_to_idx.json", "label_map.json", "label_num_to_*.json"),
 )
+_ENDS = (".txt", ".json")
 _NUMBERED = re.compile(r"(\d+)[\s,:]+(.+)")
 _WORDNET = re.compile(r"(n\d{8})\s.*")
 _MAX_BYTES = 1 << 24
@@ -29,12 +31,13 @@ def files_beside(root: str) -> list[str]:
     if not root or is_remote(root):
         return []
     is_split = split_named(os.path.basename(os.path.abspath(root)))
-    return [
-        os.path.join(folder, name)
-        for folder in ("", "..")[: 2 if is_split else 1]
-        for name in sorted(os.listdir(os.path.join(root, folder)))
-        if any(fnmatchcase(name.lower(), kind) for kind in _FILES)
-    ]
+    found = []
+    for folder in ("", "..") if is_split else ("",):
+        with suppress(OSError):  # the folder above may be closed
+            texts = (n for n in os.listdir(os.path.join(root, folder)) if n.endswith(_ENDS))
+            names = (n for n in texts if any(fnmatchcase(n.lower(), kind) for kind in _FILES))
+            found += [os.path.join(folder, name) for name in sorted(names)]
+    return found
 
 
 def names_beside(root: str, numbers: Sequence[int]) -> dict[int, str]:
