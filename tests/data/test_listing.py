@@ -561,14 +561,17 @@ def test_names_alone_have_the_classes_of_their_folders(tmp_path: Path, text: str
 
 def test_columns_without_names_have_numbers(tmp_path: Path) -> None:
     write_files(tmp_path, ["1.jpg", "2.jpg"])
-    location = write_csv(tmp_path, "1.jpg,cat,train\n2.jpg,dog,val\n")
-    with raises("data.several-columns", kind="label", names="'2' and '3'"):
+    location = write_csv(tmp_path, "1.jpg,cat,train,x\n2.jpg,dog,val,y\n")
+    with raises("data.several-columns", kind="label", names="'2' and '4'"):
         open_index(location)
     splits = find_splits(f"{location}#label=2#split=3")
     assert [images_of(place) for place in splits.values()] == [
         [("1.jpg", "cat")],
         [("2.jpg", "dog")],
     ]
+    assert find_splits(f"{location}#label=2") == {
+        split: f"{location}#label=2#{split}" for split in ("train", "val")
+    }
     with raises("list.wrong-cell-count", line=2, num_cells=1, first="first line"):
         open_index(write_csv(tmp_path, "1.jpg,cat\n2.jpg\n"))
 
@@ -606,6 +609,9 @@ def test_the_splits_of_a_folder_by_lists(tmp_path: Path) -> None:
         train, val = (open_index(place) for place in splits.values())
         assert (train.classes, len(train), len(val)) == (("apple pie", "baklava"), 6, 2)
         assert {os.path.basename(val.locate(n)[0]) for n in range(2)} == {"3.jpg"}
+    write_csv(tmp_path, "apple pie/3,x\n", "food/meta/dev.csv")
+    with raises("list.labels-in-some", path=f"{tmp_path}/food/meta/dev.csv"):
+        open_index(f"{images}#train=meta/train.txt#val=meta/dev.csv#train")
     with raises("list.no-list-of-split", name="meta/dev.txt", split="val"):
         open_index(f"{images}#train=meta/train.txt#val=meta/dev.txt#train")
     both = f"{images}#train=meta/train.txt#val={tmp_path}/food/meta/train.txt#train"
@@ -614,12 +620,15 @@ def test_the_splits_of_a_folder_by_lists(tmp_path: Path) -> None:
 
 
 def test_the_splits_of_a_list_by_lists(folder: Path) -> None:
-    location = write_csv(folder, "path,label\n2.jpg,a\na/1.jpg,b\né.png,a\n")
+    location = write_csv(folder, "id,kind\n2,a\n1,b\né,a\n") + "#label=kind#path=id"
     write_csv(folder, "filename\n2.jpg\n", "one.csv")
     write_csv(folder, "a/1\n", "other.txt")
     index = open_index(f"{location}#train=one.csv#test=other.txt#test")
     assert [label for *_, label in samples(index)] == ["b"]
-    assert index.left_out.kinds["images in no list of a split"] == (1, f"{location}, line 4")
+    assert index.left_out.kinds["images in no list of a split"] == (
+        1,
+        f"{folder}/photos.csv, line 4",
+    )
     with raises("list.image-of-two-splits", line=2, split="train"):
         open_index(f"{location}#train=one.csv#val=one.csv#val")
 

@@ -75,7 +75,8 @@ def likely_split(names: Sequence[str], head: Sequence[Sequence[str]]) -> int | N
     found = []
     for at, name in enumerate(names):
         words = {row[at].strip().lower() for row in head}
-        is_split = plain(name) in _LIKELY and all(map(is_split_word, words))
+        is_likely = plain(name) in _LIKELY or name.isdigit()  # a number stands for no name
+        is_split = is_likely and all(map(is_split_word, words))
         if is_split and len(set(map(split_named, words))) > 1:
             found.append(at)
     return found[0] if len(found) == 1 else None

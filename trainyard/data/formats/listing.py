@@ -17,12 +17,13 @@ from array import array
 from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import chain, count, islice
 from stat import S_ISREG
 
 from trainyard.data.formats.cells import Images, parts_of
-from trainyard.data.formats.columns import LISTS
+from trainyard.data.formats.columns import LISTS, has_column
 from trainyard.data.formats.format import Format
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.list_json import SUFFIXES as JSON
@@ -36,7 +37,7 @@ from trainyard.data.formats.list_rows import (
     split_by,
 )
 from trainyard.data.formats.scan import FileRows, Scan, num_threads, several
-from trainyard.data.formats.split_names import SPLITS
+from trainyard.data.formats.split_names import SPLITS, is_split_word
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
@@ -89,7 +90,7 @@ def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
     if named := named_splits(place):
         return named
     path, wanted = _list_path(place), place.options.get("split")
-    table = open_table(path, lambda cells: (wanted or "").isdigit() and wanted not in cells)
+    table = open_table(path, partial(_has_split, wanted))
     at = find_divider(table, wanted)
     if at is None:
         return ()
@@ -98,11 +99,23 @@ def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
     return tuple(dict.fromkeys(split for split in splits if split))
 
 
+def _has_split(wanted: str | None, cells: Sequence[str]) -> bool:
+    """True for a row, and False for a header, as far as the column of the splits needs it."""
+    is_header = has_column("path", cells) or wanted in cells
+    is_numbered = wanted is not None and wanted.isdigit()
+    return not is_header and (is_numbered or any(map(is_split_word, map(str.lower, cells))))
+
+
 def _lists(place: ResolvedLocation) -> list[ListRows]:
     """The list of a location, or the one of each split."""
     images = Images(os.path.abspath(place.path(place.options.get("root", ""))))
-    parts = [ListRows(place, _beside(place, split), images, split) for split in named_splits(place)]
+    # The columns that options name are those of the list itself, where there is one.
+    shared = {name: place.options[name] for name in ("root", *SPLITS) if name in place.options}
+    text = "".join(f"#{name}={value}" for name, value in shared.items())
+    own = place if place.is_folder else replace(place, option_text=text)
+    parts = [ListRows(own, _beside(place, split), images, split) for split in named_splits(place)]
     if place.is_folder:
+        _check_alike(parts)
         return parts
     rows = ListRows(place, _list_path(place), images)
     for part in parts:
@@ -119,6 +132,18 @@ def _lists(place: ResolvedLocation) -> list[ListRows]:
                     split=split,
                 )
     return [rows]
+
+
+def _check_alike(parts: Sequence[ListRows]) -> None:
+    """DataError if some lists have labels, and others leave the classes to the folders."""
+    labelled = [part.path for part in parts if part.labels]
+    if labelled and len(labelled) < len(parts):
+        raise DataError(
+            "list.labels-in-some",
+            "{path}: has labels, and {other} has none: give both lists labels, or neither",
+            path=labelled[0],
+            other=next(part.path for part in parts if not part.labels),
+        )
 
 
 def _beside(place: ResolvedLocation, split: str) -> str:

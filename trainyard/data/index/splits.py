@@ -133,7 +133,7 @@ def split_remarks(location: str) -> list[str]:
     if splits.folder not in (location, location.removesuffix(options_of(location))):
         what = "its splits" if chosen else "all its images"
         remarks.append(f"{location}: {what} lie in {splits.folder}")
-    if not chosen and (names := [*_split_lists(splits.folder)]):
+    if "val" not in chosen and (names := [*_split_lists(splits.folder)]):
         remarks.append(
             f"{_first_of(names, 2)}: not used: {location}#train=LIST#val=LIST takes the images "
             "that lists name"
