@@ -428,6 +428,16 @@ def test_two_cells_are_not_one_image(tmp_path: Path) -> None:
         open_index(location)
 
 
+def test_a_folder_that_is_missing_is_no_other(tmp_path: Path) -> None:
+    """Of cat/ and dog/ with the same numbers, cat/ was not fetched: dogs would be cats."""
+    write_files(tmp_path, ["dog/1.jpg", "dog/2.jpg"])
+    location = write_csv(tmp_path, "path,label\ncat/1.jpg,cat\ndog/2.jpg,dog\n")
+    with raises("list.cells-of-two-folders", line=2, cell="cat/1.jpg", other="dog/2.jpg"):
+        open_index(location)
+    location = write_csv(tmp_path, "path,label\nupload/1/1.jpg,cat\nupload/2/2.jpg,dog\n")
+    assert images_of(location) == [("dog/1.jpg", "cat"), ("dog/2.jpg", "dog")]
+
+
 def test_links_out_of_the_folder_stay_closed_to_cells(folder: Path, tmp_path: Path) -> None:
     root = tmp_path / "lists"
     root.mkdir()

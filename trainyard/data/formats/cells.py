@@ -26,6 +26,12 @@ def parts_of(cell: str) -> list[str]:
     return [part for part in _SEPARATORS.split(cell) if part not in ("", ".")]
 
 
+def folder_in(cell: str) -> str:
+    """The name of the folder that holds the image in a cell; "" without, and for a bucket."""
+    parts = parts_of(cell)[2 if "://" in cell else 0 :]
+    return parts[-2] if len(parts) > 1 else ""
+
+
 class Images:
     """The images below a folder. They are looked for, in one walk, once a cell is no path."""
 

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice, takewhile
 from typing import NamedTuple
 
-from trainyard.data.formats.cells import Images, parts_of
+from trainyard.data.formats.cells import Images, folder_in, parts_of
 from trainyard.data.formats.columns import (
     LISTS,
     NUMBERED,
@@ -100,6 +100,8 @@ class Survey:
         self.folders, self.labels = set[str](), set[str]()
         self.searched: Row | None = None
         """The first row whose cell stands for an image of another path."""
+        self.cells: dict[tuple[str, bool], Row] = {}
+        """A row of each folder with images: one whose cell has the folder's name, and another."""
         self.names: dict[str, str] = {}
         """The name beside each label, of a list with a column of names."""
         self.several: Row | None = None
@@ -252,6 +254,7 @@ class ListRows:
                 continue
             if was_searched and not survey.searched and row.path != row.cell:
                 survey.searched = row
+            self._check_folder(survey, row)
             survey.add(row)
             if self.name is not None and row.labels:
                 name = row.cells[self.name].strip()
@@ -277,6 +280,28 @@ class ListRows:
                 location=self.place.location + self.place.option_text,
             )
         return survey
+
+    def _check_folder(self, survey: Survey, row: Row) -> None:
+        """DataError if images that lie in a folder by its name share it with those of another."""
+        name = folder_in(row.cell) if self.images.is_searched else ""
+        if not name:
+            return
+        folder = os.path.dirname(row.path)
+        is_same = os.path.basename(folder) == name
+        survey.cells.setdefault((folder, is_same), row)
+        if other := survey.cells.get((folder, not is_same)):
+            one, two = (row, other) if is_same else (other, row)
+            raise DataError(
+                "list.cells-of-two-folders",
+                "{path}, line {line}: {cell!r} stands for {image}, in the folder of {other!r} "
+                "(line {other_line}): fetch its own folder, or write the paths as they are here",
+                path=self.path,
+                line=two.line,
+                cell=two.cell,
+                image=two.path,
+                other=one.cell,
+                other_line=one.line,
+            )
 
     def class_names(self, labels: set[str], beside: dict[str, str]) -> dict[str, str]:
         """The name of the class of each label: of folders, the path below the one above them.
