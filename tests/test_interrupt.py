@@ -40,7 +40,7 @@ def ended(program: str, environment: Mapping[str, str] | None = None) -> tuple[i
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("module", ["trainyard.streams", "argparse", "trainyard.cli.train"])
+@pytest.mark.parametrize("module", ["trainyard.streams", "argparse", "trainyard.cli.recipes"])
 def test_while_modules_are_imported(module: str) -> None:
     assert ended(DURING_AN_IMPORT.format(module=module)) == (130, "trainyard: interrupted\n")
 
