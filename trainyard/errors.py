@@ -188,7 +188,6 @@ SHARED = {
         "{url} has changed on the server while it was in use: start again, and it is indexed anew"
     ),
     "storage.failed": "{url}: {reason}",
-    "storage.gone": "{url}: {reason}; it was readable before",
     "storage.invalid-url": "{url}: not a valid URL ({reason})",
     "storage.wrong-range": "{url}: the server sent another part than the one requested",
     "tar.compressed": (

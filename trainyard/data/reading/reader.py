@@ -119,7 +119,7 @@ class Reader:
         most_open = _max_open()
         self._local = _OpenFiles(most_open)
         self.ahead = ReadAhead(most_open)
-        self._remote = lru_cache(_MAX_REMOTE)(self._remote_file)
+        self._remote = lru_cache(_MAX_REMOTE)(partial(_remote_file, index))
         self._prefetcher = None if _is_local(index) else self._requests()
         self._memory = threading.local()
 
@@ -299,10 +299,6 @@ class Reader:
 
         return Prefetcher(self.fetch_part)
 
-    def _remote_file(self, url: str) -> "RemoteFile":
-        name = url.removeprefix(os.path.join(self._index.root, ""))
-        return remote_file(url).indexed(self._index.stamps.get(name))
-
     async def fetch_part(self, file: int, offset: int, size: int) -> bytes:
         """Bytes of a remote file of the index, in the event loop. Errors as in `read`."""
         return await self._remote(self._source_of(file)).fetch(offset, size)
@@ -330,6 +326,11 @@ class _Copied:
 
     def fileno(self) -> int:
         return self._copy.fileno()
+
+
+def _remote_file(index: Index, url: str) -> "RemoteFile":
+    name = url.removeprefix(os.path.join(index.root, ""))
+    return remote_file(url).indexed(index.stamps.get(name))
 
 
 def _max_open() -> int:

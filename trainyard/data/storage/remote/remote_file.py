@@ -78,7 +78,12 @@ class RemoteFile(ABC):
                     retries.reset()
             except (FileNotFoundError, PermissionError) as error:
                 reason = reason_of(error, self.name)
-                raise DataError("storage.gone", url=self.name, reason=reason) from None
+                raise DataError(
+                    "storage.gone",
+                    "{url}: {reason}; it was readable before",
+                    url=self.name,
+                    reason=reason,
+                ) from None
             except Transient as failure:
                 await asyncio.sleep(retries.pause_after(failure))
         return parts[0] if len(parts) == 1 else b"".join(parts)
