@@ -118,8 +118,9 @@ def _shards_in(resolved: ResolvedLocation) -> list[str]:
 
 def _why_broken(resolved: ResolvedLocation, name: str) -> Finding | None:
     """The problem with a single file, read alone; None if there is none."""
+    one = replace(resolved, location=resolved.path(name), names=(name,), is_folder=False)
     try:
-        for _ in formats.scan(replace(resolved, names=(name,), is_folder=False)).rows:
+        for _ in formats.scan(one).rows:
             pass
     except (DataError, OSError) as error:
         return of_error(error, resolved.path(name))
