@@ -87,17 +87,22 @@ class Decoder:
     def unpack(self, record: Buffer) -> bytes | None:
         """The original JPEG of a packed record; None if the record is damaged."""
 
-def read_files(
+def read_spans(
     root: bytes,
     names: Buffer,  # uint8: names end to end, relative to the root
     begins: Buffer,  # int64[n]: name i is names[begins[i]:ends[i]]
     ends: Buffer,  # int64[n]
-    offsets: Buffer,  # int64[n]: position of each file in `out`
-    lengths: Buffer,  # int64[n]: size of each file in bytes
+    starts: Buffer,  # int64[n]: first byte in the file; -1: the whole file, which has this length
+    offsets: Buffer,  # int64[n]: position of each span in `out`
+    lengths: Buffer,  # int64[n]: bytes of each span
     out: Buffer,
+    files: Buffer,  # int32[n]: open files to read from, or -1; those opened for parts stay open
     out_errno: Buffer,  # int32[n]: 0, the errno of a failed read, or -1 for another length
-) -> None:
-    """Reads whole files, each by one call."""
+) -> float:
+    """Reads files or parts of them. Returns the seconds in which storage was waited for.
+
+    Seconds in which other threads had the processor do not count.
+    """
 
 def will_need(
     sources: Sequence[Buffer | File],

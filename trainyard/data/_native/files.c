@@ -5,8 +5,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #ifndef RWF_NOWAIT
@@ -19,11 +21,11 @@ static bool lies_inside(int64_t begin, int64_t length, int64_t size) {
     return begin >= 0 && length >= 0 && begin <= size && length <= size - begin;
 }
 
-bool files_fit(const FilesToRead *files) {
-    for (int64_t i = 0; i < files->count; i++) {
-        int64_t begin = files->begins[i], end = files->ends[i];
-        if (begin < 0 || end < begin || end > files->names_size ||
-            !lies_inside(files->offsets[i], files->lengths[i], files->out_size))
+bool spans_fit(const SpansToRead *spans) {
+    for (int64_t i = 0; i < spans->count; i++) {
+        int64_t begin = spans->begins[i], end = spans->ends[i];
+        if (begin < 0 || end < begin || end > spans->names_size ||
+            !lies_inside(spans->offsets[i], spans->lengths[i], spans->out_size))
             return false;
     }
     return true;
@@ -53,35 +55,73 @@ static int read_whole(int file, uint8_t *to, int64_t size) {
     return end == OTHER_LENGTH ? 0 : end ? end : OTHER_LENGTH;
 }
 
-static int read_named(int folder, const uint8_t *name, size_t length, uint8_t *to, int64_t size) {
+/* A file by its name in a folder; below 0: minus an errno. */
+static int open_named(int folder, const uint8_t *name, size_t length) {
     char path[PATH_MAX]; /* the name with a zero behind it */
     if (length >= sizeof path)
-        return ENAMETOOLONG;
+        return -ENAMETOOLONG;
     if (memchr(name, 0, length))
-        return EINVAL;
+        return -EINVAL;
     memcpy(path, name, length);
     path[length] = 0;
     int file = openat(folder, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe does not block */
+    return file < 0 ? -errno : file;
+}
+
+static int read_one(const SpansToRead *spans, int64_t i, int folder) {
+    bool is_whole = spans->starts[i] < 0;
+    int file = spans->files[i];
     if (file < 0)
-        return errno;
-    int error = read_whole(file, to, size);
-    close(file);
+        file = open_named(folder, spans->names + spans->begins[i],
+                          (size_t)(spans->ends[i] - spans->begins[i]));
+    if (file < 0)
+        return -file;
+    uint8_t *to = spans->out + spans->offsets[i];
+    int error = is_whole ? read_whole(file, to, spans->lengths[i])
+                         : read_span(file, to, spans->lengths[i], spans->starts[i]);
+    if (spans->files[i] < 0) {
+        if (is_whole || error)
+            close(file);
+        else
+            spans->files[i] = file;
+    }
     return error;
 }
 
-void read_files(const FilesToRead *files) {
+/* How often this thread has waited; a thread that others push off the processor does not. */
+static long num_waits(void) {
+#ifdef RUSAGE_THREAD /* not on macOS */
+    struct rusage usage;
+    return getrusage(RUSAGE_THREAD, &usage) ? 0 : usage.ru_nvcsw;
+#else
+    return 0;
+#endif
+}
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+double read_spans(const SpansToRead *spans) {
     /* Without a root the names are absolute, or relative to the working directory. */
-    bool has_root = files->root[0] != 0;
-    int folder = has_root ? open(files->root, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : AT_FDCWD;
+    bool has_root = spans->root[0] != 0;
+    int folder = has_root ? open(spans->root, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : AT_FDCWD;
     int error = has_root && folder < 0 ? errno : 0;
-    for (int64_t i = 0; i < files->count; i++) {
-        size_t length = (size_t)(files->ends[i] - files->begins[i]);
-        files->errors[i] = error ? error
-                                 : read_named(folder, files->names + files->begins[i], length,
-                                              files->out + files->offsets[i], files->lengths[i]);
+    double waited = 0, before = now();
+    long waits = num_waits();
+    for (int64_t i = 0; i < spans->count; i++) {
+        spans->errors[i] = error ? error : read_one(spans, i, folder);
+        double after = now();
+        long more = num_waits();
+        waited += more > waits ? after - before : 0;
+        before = after;
+        waits = more;
     }
     if (has_root && folder >= 0)
         close(folder);
+    return waited;
 }
 
 /* Whether a byte can be read without waiting for the storage; false where the system cannot say. */

@@ -4,12 +4,10 @@ Storage that answers an open and a read after 50 ms each gives a thread 10 image
 """
 
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -108,7 +106,7 @@ class ReadAhead:
 
     def announce(self, read: Callable[[], Images], rows: Rows, size: int) -> Group:
         """A group of images of `size` bytes, which `read` will read. `rows`: rising numbers."""
-        group = Group(partial(self.timed, read, len(rows)), rows, size, self._freed)
+        group = Group(read, rows, size, self._freed)
         with self._lock:
             self._waiting.append(group)
             self._last = weakref.ref(group)
@@ -133,10 +131,6 @@ class ReadAhead:
     def _fits(self, group: Group) -> bool:
         return not self._held or self._held + group.size <= _BYTES
 
-    def timed(self, read: Callable[[], Images], count: int) -> Images:
-        """Reads images; how long that takes tells how fast the storage is."""
-        begun = time.perf_counter()
-        images = read()
-        seconds = (time.perf_counter() - begun) / count
-        self._seconds += (seconds - self._seconds) * count / (count + _MEMORY)
-        return images
+    def judge(self, seconds: float, count: int) -> None:
+        """Judges the storage by the seconds in which a read of `count` images waited for it."""
+        self._seconds += (seconds / max(1, count) - self._seconds) * count / (count + _MEMORY)

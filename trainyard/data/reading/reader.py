@@ -3,8 +3,10 @@
 import os
 import resource
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 _MAX_OPEN = 4096  # local files held open, or an eighth of the descriptors that a process may have
 _MAX_REMOTE = 1024  # remote files whose state is kept
 _PIECE = 16 << 20  # bytes of encoded images that a thread holds at once, or one image
+Ends = NDArray[np.int64]
 _Memory = Callable[[int], NDArray[np.uint8]]
 _new_memory: _Memory = partial(np.empty, dtype=np.uint8)  # type: ignore[assignment]
 IN_FILE, REQUESTED, UNREAD = -1, -2, -3  # ways to a sample; a group's number is another
@@ -101,7 +104,11 @@ class _OpenFiles:
 
     def opened(self, path: str) -> LocalFile:
         """OSError if the file cannot be opened."""
-        file = self.if_open(path) or LocalFile(path)
+        return self.if_open(path) or self.add(path)
+
+    def add(self, path: str, descriptor: int | None = None) -> LocalFile:
+        """A file that is opened now, or was. OSError if it cannot be opened."""
+        file = LocalFile(path, descriptor)
         with self._lock:
             self._files[path] = file
             if len(self._files) > self._most:
@@ -210,14 +217,52 @@ class Reader:
         return has_requested and self.ahead.is_far_enough()
 
     def read_now(self, ids: Ids) -> Images:
-        """Local samples, in memory of this thread that its next call uses again."""
-        return self.ahead.timed(partial(self.read_all, ids, self._room), len(ids))
+        """Like `read_all`, into memory of this thread that its next call uses again."""
+        return self.read_all(ids, self._room)
 
     def read_all(self, ids: Ids, memory: _Memory = _new_memory) -> Images:
-        """Local samples, whether their files are open or not."""
-        if is_built() and self._prefetcher is None and not self._are_parts(ids):
-            return self._whole_files(ids, memory)
-        return self._one_by_one(ids)
+        """Local samples, end to end; their files are opened by one call, and stay open if shared.
+
+        An image file whose size has changed since it was indexed is read as it is now.
+        """
+        if not is_built():
+            begun = time.perf_counter()
+            images = self._one_by_one(ids)
+            self.ahead.judge(time.perf_counter() - begun, len(ids))
+            return images
+        index, lengths, opened = self._index, self.sizes(ids), list[LocalFile | None]()
+        files = np.full(len(ids), -1, np.int32)
+        starts, paths = np.full(len(ids), -1), list[str]()
+        if self._are_parts(ids):
+            starts, paths = index.offset[ids], list(map(self._path, index.file[ids].tolist()))
+            opened = list(map(self._local.if_open, paths))
+            files[:] = [-1 if file is None else file.fileno() for file in opened]
+        ends = np.cumsum(lengths)
+        offsets, content = ends - lengths, memory(int(ends[-1]) if len(ids) else 0)
+        errors, names = np.zeros(len(ids), np.int32), self._names(ids, paths)
+        waited = core.read_spans(*names, starts, offsets, lengths, content, files, errors)
+        self.ahead.judge(waited, len(ids))
+        for path, file, descriptor in zip(paths, opened, files.tolist(), strict=False):
+            if file is None and descriptor >= 0:
+                with suppress(OSError):  # a device: it is read, and not kept open
+                    self._local.add(path, descriptor)
+        images = Images(EncodedSpans([content], np.zeros_like(lengths), offsets, lengths), {})
+        failed = np.flatnonzero(errors)
+        return images.replaced(failed, self._one_by_one(ids[failed])) if len(failed) else images
+
+    def _names(self, ids: Ids, paths: list[str]) -> tuple[bytes, NDArray[np.uint8], Ends, Ends]:
+        """A root, names below it end to end, and where those of some samples begin and end.
+
+        `paths`: of the samples, if they are not the files of the index below its root.
+        """
+        if paths:
+            encoded = list(map(os.fsencode, paths))
+            ends = np.cumsum([len(path) for path in encoded])
+            text = np.frombuffer(b"".join(encoded), np.uint8)
+            return b"", text, ends - np.diff(ends, prepend=0), ends
+        names, files = self._index.file_names, self._index.file[ids]
+        begins = np.where(files > 0, names.ends[files - 1], 0)
+        return os.fsencode(self._index.root), names.text, begins, names.ends[files]
 
     def fetched(self, ids: Ids) -> Images:
         """Samples that have been requested; those that did not come are read one by one."""
@@ -254,29 +299,6 @@ class Reader:
         if opened is not None and staged is not None and staged.has(file):
             return _Copied(opened, partial(self.part_of_file, file))
         return opened
-
-    def _whole_files(self, ids: Ids, memory: _Memory) -> Images:
-        """Files of one sample each, read in one call, end to end.
-
-        A file whose size has changed since it was indexed is read as it is now.
-        """
-        index, names = self._index, self._index.file_names
-        files, lengths = index.file[ids], index.size[ids]
-        name_ends = names.ends[files]
-        name_begins = np.where(files > 0, names.ends[files - 1], 0)
-        ends = np.cumsum(lengths)
-        offsets, content = ends - lengths, memory(int(ends[-1]))
-        errors, root = np.zeros(len(ids), np.int32), os.fsencode(index.root)
-        core.read_files(root, names.text, name_begins, name_ends, offsets, lengths, content, errors)
-        which, others, unreadable = np.zeros(len(ids), np.int64), list[bytes](), dict[int, str]()
-        for position in np.flatnonzero(errors).tolist():
-            try:
-                others.append(_whole(self._path(int(files[position]))))
-            except OSError as error:
-                others.append(b"")
-                unreadable[position] = str(error)
-            which[position], offsets[position], lengths[position] = len(others), 0, len(others[-1])
-        return Images(EncodedSpans([content, *others], which, offsets, lengths), unreadable)
 
     def _room(self, size: int) -> NDArray[np.uint8]:
         """This thread's buffer, of at least `size` bytes."""

@@ -41,9 +41,10 @@ class LocalFile:
     OSError if it does not exist or is not a regular file.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, descriptor: int | None = None) -> None:
+        """`descriptor`: of the file, if it is open."""
         self.name = name
-        self._fd = os.open(name, READ_ONLY)
+        self._fd = os.open(name, READ_ONLY) if descriptor is None else descriptor
         self._close = weakref.finalize(self, os.close, self._fd)
         self._close.atexit = False  # a thread may still be reading at exit
         stat = os.fstat(self._fd)

@@ -4,36 +4,39 @@
 #include "files.h"
 #include "snappy.h"
 
-static PyObject *read_files_(PyObject *module, PyObject *args) {
+static PyObject *read_spans_(PyObject *module, PyObject *args) {
     (void)module;
     const char *root;
-    PyObject *names, *begins, *ends, *offsets, *lengths, *out, *errors;
-    if (!PyArg_ParseTuple(args, "yOOOOOOO", &root, &names, &begins, &ends, &offsets, &lengths, &out,
-                          &errors))
+    PyObject *names, *begins, *ends, *starts, *offsets, *lengths, *out, *files, *errors;
+    if (!PyArg_ParseTuple(args, "yOOOOOOOOO", &root, &names, &begins, &ends, &starts, &offsets,
+                          &lengths, &out, &files, &errors))
         return NULL;
     Views views = {0};
-    FilesToRead files = {.root = root};
-    bool is_ready = (files.begins = views_add(&views, begins, "begins", ANY_SIZE, false));
-    int64_t count = files.count = is_ready ? views.views[0].len / 8 : 0;
-    is_ready = is_ready && (files.names = views_add(&views, names, "names", ANY_SIZE, false));
-    files.names_size = is_ready ? views.views[1].len : 0;
-    is_ready = is_ready && (files.out = views_add(&views, out, "out", ANY_SIZE, true));
-    files.out_size = is_ready ? views.views[2].len : 0;
-    is_ready = is_ready && (files.ends = views_add(&views, ends, "ends", count * 8, false)) &&
-               (files.offsets = views_add(&views, offsets, "offsets", count * 8, false)) &&
-               (files.lengths = views_add(&views, lengths, "lengths", count * 8, false)) &&
-               (files.errors = views_add(&views, errors, "out_errno", count * 4, true));
-    if (is_ready && !files_fit(&files)) {
+    SpansToRead spans = {.root = root};
+    bool is_ready = (spans.begins = views_add(&views, begins, "begins", ANY_SIZE, false));
+    int64_t count = spans.count = is_ready ? views.views[0].len / 8 : 0;
+    is_ready = is_ready && (spans.names = views_add(&views, names, "names", ANY_SIZE, false));
+    spans.names_size = is_ready ? views.views[1].len : 0;
+    is_ready = is_ready && (spans.out = views_add(&views, out, "out", ANY_SIZE, true));
+    spans.out_size = is_ready ? views.views[2].len : 0;
+    is_ready = is_ready && (spans.ends = views_add(&views, ends, "ends", count * 8, false)) &&
+               (spans.starts = views_add(&views, starts, "starts", count * 8, false)) &&
+               (spans.offsets = views_add(&views, offsets, "offsets", count * 8, false)) &&
+               (spans.lengths = views_add(&views, lengths, "lengths", count * 8, false)) &&
+               (spans.files = views_add(&views, files, "files", count * 4, true)) &&
+               (spans.errors = views_add(&views, errors, "out_errno", count * 4, true));
+    if (is_ready && !spans_fit(&spans)) {
         PyErr_SetString(PyExc_ValueError, "a name or a place lies outside its buffer");
         is_ready = false;
     }
+    double waited = 0;
     if (is_ready) {
         Py_BEGIN_ALLOW_THREADS;
-        read_files(&files);
+        waited = read_spans(&spans);
         Py_END_ALLOW_THREADS;
     }
     views_release(&views);
-    return is_ready ? Py_NewRef(Py_None) : NULL;
+    return is_ready ? PyFloat_FromDouble(waited) : NULL;
 }
 
 static PyObject *will_need_(PyObject *module, PyObject *args) {
@@ -94,7 +97,7 @@ static PyObject *unpack_snappy_(PyObject *module, PyObject *args) {
 }
 
 static PyMethodDef functions[] = {
-    {"read_files", read_files_, METH_VARARGS, NULL},
+    {"read_spans", read_spans_, METH_VARARGS, NULL},
     {"will_need", will_need_, METH_VARARGS, NULL},
     {"unpack_snappy", unpack_snappy_, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
