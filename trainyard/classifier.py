@@ -25,7 +25,7 @@ from trainyard.data._native import own_decoder
 from trainyard.data.batch import Batch
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.array_file import array_file
-from trainyard.data.decode.decode import BadImageError, as_rgb, decode_batch
+from trainyard.data.decode.decode import BadImageError, as_rgb, decode_batch, in_8_bits
 from trainyard.data.decode.orientation import orientation_of, upright
 from trainyard.data.device.feed import Normalise
 from trainyard.data.index.table import Index
@@ -205,8 +205,8 @@ class Classifier:
         contents = [_content(image, number, data) for number, image in enumerate(images)]
         pixels_BHWC = np.empty((len(contents), *height_width(size), data.channels), np.uint8)
         crop, decoder = data.evaluation_crop(size), own_decoder()
-        how, exif = data.interpolation, data.exif
-        bad = decode_batch(contents, crop, pixels_BHWC, how, decoder=decoder, exif=exif)
+        how, rendering = data.interpolation, data.rendering
+        bad = decode_batch(contents, crop, pixels_BHWC, how, decoder=decoder, rendering=rendering)
         for number, reason in sorted(bad.items()):
             raise DataError("image.unreadable", name=_named(images[number], number), reason=reason)
         return self._normalise(torch.from_numpy(pixels_BHWC).to(self.device).permute(0, 3, 1, 2))
@@ -393,7 +393,8 @@ def _content(image: Picture, number: int, data: DataConfig) -> bytes:
             return array_file(np.asarray(upright(image, turn)))
         file = io.BytesIO()
         try:
-            picture = upright(image if image.mode == "L" else as_rgb(image), turn)
+            picture = in_8_bits(image, data.rendering.range)
+            picture = upright(picture if picture.mode == "L" else as_rgb(picture), turn)
             picture.save(file, "PNG", compress_level=0, exif=b"")
         except BadImageError as error:
             raise DataError(

@@ -16,9 +16,11 @@ from trainyard.data.decode.crops import CentralCrop, Crops
 from trainyard.data.decode.decode import decode_batch, image_orientation
 from trainyard.data.decode.orientation import TAG
 from trainyard.data.decode.packed_record import pixels_of
+from trainyard.data.decode.rendering import Rendering
 from trainyard.data.loader.encoded_batch import JPEG, PIXELS, put_encoded, side_of, stretches
 from trainyard.datasets.pack.worker import SampleEncoder
 
+TURNED = Rendering(exif=True)
 DECODERS = [None, *([own_decoder()] if core is not None else [])]
 needs_extension = pytest.mark.skipif(core is None, reason="the extension is not built")
 
@@ -50,7 +52,9 @@ def decoded(
     contents: list[bytes], crops: Crops, height: int, width: int, decoder: "core.Decoder | None"
 ) -> NDArray[np.uint8]:
     out = np.empty((len(contents), height, width, 3), np.uint8)
-    bad = decode_batch(contents, lambda _: crops, out, "bilinear", decoder=decoder, exif=True)
+    bad = decode_batch(
+        contents, lambda _: crops, out, "bilinear", decoder=decoder, rendering=TURNED
+    )
     assert bad == {}
     return out
 
@@ -84,7 +88,7 @@ def test_resized_crops_are_turned_ones_of_the_image_as_stored(orientation: int) 
     upright = encode(pillow(content), "PNG")  # the same pixels, by another decoder
     crop = CentralCrop(24, 0.875)
     out = np.empty((2, 24, 24, 3), np.uint8)
-    bad = decode_batch([content, upright], crop, out, "bilinear", decoder=decoder, exif=True)
+    bad = decode_batch([content, upright], crop, out, "bilinear", decoder=decoder, rendering=TURNED)
     assert bad == {}
     assert np.abs(out[0].astype(int) - out[1]).mean() < 1.5
 
@@ -149,7 +153,7 @@ def test_odd_exif_is_read_as_pillow_reads_it(name: str, decoder: "core.Decoder |
         return Crops(np.array([[0.0, 0, *found[0]]]), np.zeros(1, bool))
 
     out = np.empty((1, 8, 8, 3), np.uint8)
-    assert decode_batch([ODD[name]], crop, out, "bilinear", decoder=decoder, exif=True) == {}
+    assert decode_batch([ODD[name]], crop, out, "bilinear", decoder=decoder, rendering=TURNED) == {}
     assert sizes == [wanted]
 
 
@@ -190,11 +194,11 @@ def test_a_gpu_gets_turned_images_as_pixels() -> None:
     side = side_of(20_000, 24)
     out = np.zeros((2, side, side, 3), np.uint8)
     draws = CentralCrop(24, 1.0).draw(np.arange(2), np.zeros(2, np.int64))
-    assert put_encoded(contents, draws, out, size=24, how="bilinear", exif=True) == {}
+    assert put_encoded(contents, draws, out, size=24, how="bilinear", rendering=TURNED) == {}
     entries, rest_BN = stretches(out)
     assert entries["kind"].tolist() == [JPEG, PIXELS]
     turned = rest_BN[1, : 24 * 24 * 3].reshape(24, 24, 3)
     whole = np.empty((1, 24, 24, 3), np.uint8)
     draws = draws[1:]
-    decode_batch(contents[1:], draws, whole, "bilinear", decoder=own_decoder(), exif=True)
+    decode_batch(contents[1:], draws, whole, "bilinear", decoder=own_decoder(), rendering=TURNED)
     assert np.array_equal(turned, whole[0])

@@ -211,7 +211,7 @@ class Feeds:
     def _common(self) -> dict[str, Any]:
         return {
             "interpolation": self.data.interpolation,
-            "exif": self.data.exif,
+            "rendering": self.data.rendering,
             "channels": self.data.channels,
             "rank": self.world.rank,
             "size": self.world.size,

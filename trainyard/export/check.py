@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainyard.classifier import Classifier
-from trainyard.data.decode.decode import as_rgb, whole_image
+from trainyard.data.decode.decode import whole_image
 from trainyard.data.index.build import saved_index
 from trainyard.data.index.table import Index
 from trainyard.data.index.val_share import open_part
@@ -72,8 +72,8 @@ def _photographs(classifier: Classifier, real: list[bytes]) -> list[Tensor]:
 def _pixels(classifier: Classifier, content: bytes) -> Tensor:
     """uint8[height, width, channels] of an encoded image that is grey or RGB."""
     data = classifier.config.data
-    image = whole_image(content, exif=data.exif)
-    image = image.convert("L") if data.channels == 1 else as_rgb(image)
+    image = whole_image(content, data.rendering)
+    image = image.convert("L") if data.channels == 1 else image
     return torch.from_numpy(np.array(image).reshape(image.height, image.width, data.channels))
 
 

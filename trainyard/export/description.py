@@ -10,6 +10,7 @@ from torch import nn
 from trainyard.classifier import Classifier
 from trainyard.config import RunConfig
 from trainyard.data.decode.crops import Fit
+from trainyard.data.decode.rendering import Range
 from trainyard.data.open_datasets import Source, source_of
 from trainyard.data.storage.credentials import PIPE, without_secrets
 from trainyard.data.storage.location import split_of
@@ -46,6 +47,8 @@ class Description:
     interpolation: str
     exif: bool
     """True if images are turned upright by their EXIF first."""
+    range: Range | None
+    """The values of images of more than 8 bits that are 0 and 255; None for the upper 8 bits."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
     parameters: int
@@ -112,6 +115,7 @@ class Description:
             "fit": self.fit,
             "crop_pct": self.crop_pct,
             "exif": self.exif,
+            **({"range": self.range} if self.range else {}),
             "step": self.step,
             "weights": self.weights,
             "temperature": self.temperature,
@@ -134,6 +138,7 @@ def describe(classifier: Classifier, license: str | None = None) -> Description:
         padding=config.data.padding,
         interpolation=config.data.interpolation,
         exif=config.data.exif,
+        range=config.data.rendering.range,
         mean=config.data.mean,
         std=config.data.std,
         parameters=sum(weight.numel() for weight in model.parameters()),

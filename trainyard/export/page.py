@@ -15,6 +15,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from trainyard.data.decode.decode import BACKGROUND
+from trainyard.data.decode.rendering import written
 from trainyard.errors import InputError
 from trainyard.export.description import Description
 from trainyard.files import open_regular
@@ -79,10 +80,15 @@ def page(about: Description, model: bytes, runtime: Mapping[str, bytes]) -> str:
     }
     title = f"{about.architecture}, {len(about.classes):,} classes"
     accuracy = about.evaluation.get("top1")
-    measured = "" if accuracy is None else f" Top-1 accuracy of the run: {accuracy:.1%}."
+    known = "" if accuracy is None else f" Top-1 accuracy of the run: {accuracy:.1%}."
+    if about.range:
+        known += (
+            f" Images of more than 8 bits had values from {written(about.range)} in training: give "
+            "them in 8 bits of that range."
+        )
     return template.render(
         title=html.escape(title),
-        about=html.escape(f"Made by trainyard export.{measured} Runs by onnxruntime-web (MIT)."),
+        about=html.escape(f"Made by trainyard export.{known} Runs by onnxruntime-web (MIT)."),
         settings=json.dumps(settings).replace("<", "\\u003c"),
         model=_packed(model),
         **{key: _packed(content) for key, content in runtime.items()},

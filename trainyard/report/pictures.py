@@ -11,6 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from trainyard.data.decode.decode import BadImageError, whole_image
+from trainyard.data.decode.rendering import Rendering
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.credentials import without_secrets
@@ -108,7 +109,7 @@ def turns_upright(run: Run) -> bool:
 def _uri(reader: Reader, sample: int, exif: bool) -> tuple[str | None, str]:
     """The thumbnail, or None and the reason."""
     try:
-        image = whole_image(reader.read(sample), exif=exif)
+        image = whole_image(reader.read(sample), Rendering(exif=exif))
     except (InputError, OSError, BadImageError) as error:
         return None, without_secrets(str(error))
     return _as_uri(image), ""

@@ -47,6 +47,7 @@ from trainyard.optim.optimizers import build_optimizer
 from trainyard.optim.schedules import Rates, Schedule, build_schedule
 from trainyard.own_code import as_recipe_error, imported, is_own
 from trainyard.printable import print_line
+from trainyard.run.depth import measure, with_range
 from trainyard.run.labels import check_labels, has_lists
 from trainyard.run.loggers import check_trackers
 from trainyard.run.loss import build_run_loss, files_of_loss
@@ -126,7 +127,7 @@ def build_parts(
     with counter(console, "indexing samples") as show:
         data = open_datasets(config.data, world, heartbeat.counted("indexing", show))
     heartbeat.mark("start")  # the wait for the first rank's index may have been long
-    is_new = is_new_run(config.run.resume, folder, world)
+    is_new, depth = is_new_run(config.run.resume, folder, world), measure(config, data, world)
     with together(world):
         classes = data.train.classes
         size, seed = config.batch.size, config.run.seed
@@ -141,7 +142,7 @@ def build_parts(
             initial = put_initial_weights(config.model, model, classes)
         else:
             initial = resumed_weights(config.run.resume, folder)
-        config = with_pixels(config, initial)
+        config = with_range(with_pixels(config, initial), depth, is_new=is_new)
         if is_new and config.model.checkpoint is None:
             adapt_to_images(config, model, data.train, course=course, device=device)
         loss = build_run_loss(config, data.train, course=course, device=device)

@@ -181,7 +181,8 @@ def _of_run(config: RunConfig, location: str, classes: Sequence[str]) -> tuple[n
                 wanted=ours,
             )
     data = recipe.data
-    _check_pixels(config, location, channels=data.channels, mean=data.mean, std=data.std)
+    theirs = {key: getattr(data, key) for key in ("channels", "range", "mean", "std")}
+    _check_pixels(config, location, **theirs)
     weights = choose_weights(path, progress, True if checkpoint.averages(path) else None)
     model = trained_model(recipe, path, len(known), weights)
     return model, f"{recipe.model.name} in {path}"

@@ -72,6 +72,7 @@ def with_pixels(config: RunConfig, initial: InitialWeights) -> RunConfig:
     than the recipe's are left out. CheckpointError if a value is none for a recipe.
     """
     known, pixels = config.data.model_fields_set, initial.pixels
+    known = known - {"range"} if config.data.range == "auto" else known
     has_other_fit = pixels.get("fit", "crop") != config.data.fit
     if has_other_fit and "fit" not in known:
         known, pixels = known - {"crop_pct"}, {"crop_pct": 1.0} | pixels
@@ -80,7 +81,7 @@ def with_pixels(config: RunConfig, initial: InitialWeights) -> RunConfig:
         for key, value in pixels.items()
         if key not in known
         and not (key == "crop_pct" and has_other_fit and "fit" in known)
-        and not (isinstance(value, list | tuple) and len(value) != config.data.channels)
+        and not (key in ("mean", "std") and len(value) != config.data.channels)
     }
     try:
         return override(config, brought)

@@ -8,6 +8,7 @@ from torch import nn
 
 from trainyard.config import RunConfig
 from trainyard.course import Course
+from trainyard.data.decode.rendering import written
 from trainyard.data.open_datasets import (
     Datasets,
     data_remarks,
@@ -85,10 +86,11 @@ def _images(config: RunConfig, course: Course, initial: InitialWeights) -> str:
         initial.log and initial.pixels and not _differences(config, initial, tuple(initial.pixels))
     )
     size = height_width(data.eval_size or data.image_size)
+    limits = f", {written(data.rendering.range)} to 8 bits" if data.rendering.range else ""
     evaluated = "" if [*sizes] == [size] else f" (evaluated at {size[0]} x {size[1]})"
     return (
-        f"{shape}{evaluated}, {kind}; mean {mean}, std {std}, {data.interpolation}, {data.fit} "
-        f"{data.crop_pct:g}"
+        f"{shape}{evaluated}, {kind}{limits}; mean {mean}, std {std}, {data.interpolation}, "
+        f"{data.fit} {data.crop_pct:g}"
         f"{', as the weights had them' if is_theirs else ''}"
     )
 
@@ -97,7 +99,7 @@ def _differences(config: RunConfig, initial: InitialWeights, keys: tuple[str, ..
     """The `keys` whose values differ from those that the weights were trained with."""
     ours, theirs = pixels_in(config.data.model_dump(mode="json")), initial.pixels
     plain = {key: [*of] if isinstance(of, tuple) else of for key, of in theirs.items()}
-    return [key for key in keys if plain.get(key, ours[key]) != ours[key]]
+    return [key for key in keys if key in ours and plain.get(key, ours[key]) != ours[key]]
 
 
 def _classes(names: tuple[str, ...]) -> str:

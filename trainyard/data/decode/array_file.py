@@ -1,9 +1,10 @@
-"""Multispectral images as NumPy saves them: a .npy file of uint8[height, width, channels].
+"""Multispectral images as NumPy saves them: a .npy file of numbers[height, width, channels].
 
 Pickled objects are never loaded, and the pixels are a view of the file's bytes.
 """
 
 import io
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,37 +23,38 @@ def is_array(content: bytes) -> bool:
 
 def array_shape(content: bytes) -> tuple[int, int, int]:
     """Height, width and channels of an array; [height, width] has one. ValueError if no image."""
-    shape, _, _ = _header(content)
-    return shape
+    return _header(content)[0]
 
 
-def pixels_of_array(content: bytes) -> NDArray[np.uint8]:
-    """The pixels, uint8[height, width, channels], read-only. ValueError if it is no image."""
-    shape, is_fortran, start = _header(content)
+def pixels_of_array(content: bytes) -> NDArray[Any]:
+    """The pixels, [height, width, channels], read-only. ValueError if it is no image."""
+    shape, is_fortran, dtype, start = _header(content)
     count = shape[0] * shape[1] * shape[2]
-    if len(content) != start + count:
-        raise ValueError(f"{len(content) - start:,} bytes of pixels instead of {count:,}")
-    pixels = np.frombuffer(content, np.uint8, count, start)
+    size = count * dtype.itemsize
+    if len(content) != start + size:
+        raise ValueError(f"{len(content) - start:,} bytes of pixels instead of {size:,}")
+    pixels = np.frombuffer(content, dtype, count, start)
     return pixels.reshape(shape, order="F" if is_fortran else "C")
 
 
-def array_file(pixels_HWC: NDArray[np.uint8]) -> bytes:
+def array_file(pixels_HWC: NDArray[Any]) -> bytes:
     """The .npy file of an array."""
     file = io.BytesIO()
     np.save(file, pixels_HWC, allow_pickle=False)
     return file.getvalue()
 
 
-def _header(content: bytes) -> tuple[tuple[int, int, int], bool, int]:
-    """The shape, whether it is in Fortran's order, and the offset of the pixels."""
+def _header(content: bytes) -> tuple[tuple[int, int, int], bool, np.dtype[Any], int]:
+    """The shape, whether it is in Fortran's order, the type, and the offset of the pixels."""
     file = io.BytesIO(content)
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
         raise ValueError(f"version {version} of .npy, which only structured arrays need")
     shape, is_fortran, dtype = _HEADERS[version](file)
-    if dtype != np.uint8:
-        raise ValueError(f"an array of {dtype}: store uint8")
+    if dtype.kind not in "uif":
+        raise ValueError(f"an array of {dtype}: store integers or floats")
     if len(shape) not in (2, 3) or 0 in shape:
         raise ValueError(f"an array of shape {list(shape)}: store [height, width, channels]")
     height, width = shape[:2]
-    return (height, width, shape[2] if len(shape) == 3 else 1), is_fortran, file.tell()
+    channels = shape[2] if len(shape) == 3 else 1
+    return (height, width, channels), is_fortran, dtype, file.tell()

@@ -50,6 +50,14 @@ from trainyard.data.decode.packed_record import (
     pixels_of,
     record_of_pixels,
 )
+from trainyard.data.decode.rendering import (
+    PLAIN,
+    Range,
+    Rendering,
+    deep_values,
+    is_deep,
+    mapped,
+)
 from trainyard.data.formats.left_out import NEEDS_HEIF
 from trainyard.data.formats.scan import IMAGE_FORMATS
 from trainyard.data.storage.encoded import (
@@ -93,19 +101,19 @@ def decode_batch(
     *,
     decoder: "core.Decoder | None" = None,
     seek: EncodedSpans | None = None,
-    exif: bool = False,
+    rendering: Rendering = PLAIN,
 ) -> dict[int, str]:
     """Decodes, crops, resizes (antialiased) and flips each image into its place in `out_BHWC`.
 
     `crop` turns sizes (int[n, 2]: width, height) into boxes inside the images. Returns the
     positions that could not be decoded, with the reasons; their pixels are zero. Without a
-    `decoder`, see `own_decoder`, Pillow decodes all images. With `exif`, images are turned upright
-    first, by their orientation. DataError for packed coefficients without the extension.
+    `decoder`, see `own_decoder`, Pillow decodes all images. DataError for packed
+    coefficients without the extension.
     """
     are_pictures = out_BHWC.shape[3] in _OF_PICTURES
-    if decoder is None or exif or not are_pictures or not isinstance(crop, _KnownCrops):
+    if decoder is None or rendering.exif or not are_pictures or not isinstance(crop, _KnownCrops):
         return _decode_sized(
-            images, crop, out_BHWC, interpolation, decoder=decoder, seek=seek, exif=exif
+            images, crop, out_BHWC, interpolation, decoder=decoder, seek=seek, rendering=rendering
         )
     stored = as_stored(images)
     status = np.zeros(len(stored.which), np.uint8)
@@ -118,7 +126,9 @@ def decode_batch(
     if not left.size:
         return {}
     rest, pixels_BHWC = stored.part(left), np.empty((len(left), *out_BHWC.shape[1:]), np.uint8)
-    bad = _decode_sized(rest, crop[left], pixels_BHWC, interpolation, decoder=decoder)
+    bad = _decode_sized(
+        rest, crop[left], pixels_BHWC, interpolation, decoder=decoder, rendering=rendering
+    )
     out_BHWC[left] = pixels_BHWC
     return {int(left[position]): reason for position, reason in bad.items()}
 
@@ -131,18 +141,20 @@ def _decode_sized(
     *,
     decoder: "core.Decoder | None" = None,
     seek: EncodedSpans | None = None,
-    exif: bool = False,
+    rendering: Rendering = PLAIN,
 ) -> dict[int, str]:
     """`decode_batch` in steps: the sizes, and orientations, of all images, then their boxes."""
     contents, unreadable = contents_of(images)
     stored, shape = in_memory(contents), out_BHWC.shape[1:]
     decoder = decoder if shape[2] in _OF_PICTURES else None
     sizes, status = native_sizes(stored, decoder)
-    orientations = native_orientations(contents, status) if exif else None
+    orientations = native_orientations(contents, status) if rendering.exif else None
     bad = _pillow_sizes(contents, sizes, status, orientations) | unreadable
     crops = crop(sizes if orientations is None else upright_sizes(sizes, orientations))
     if crops.pad is not None:
-        how = partial(_decode_sized, interpolation=interpolation, decoder=decoder, exif=exif)
+        how = partial(
+            _decode_sized, interpolation=interpolation, decoder=decoder, rendering=rendering
+        )
         return _decode_padded(how, contents, crops, out_BHWC, seek=seek, bad=bad)
     if decoder is not None:
         native = partial(native_pixels, decoder, bicubic=interpolation == "bicubic")
@@ -156,7 +168,8 @@ def _decode_sized(
             try:
                 size, part = tuple(sizes[position].tolist()), crops.part(position)
                 turns = 1 if orientations is None else int(orientations[position])
-                whole = _images(contents[position], size, shape[2], turns)
+                stored_images = _images(contents[position], size, shape[2], rendering)
+                whole = [upright(image, turns) for image in stored_images]
                 out_BHWC[position] = _resized(whole, part, shape, interpolation, decoder=decoder)
             except BadImageError as error:
                 bad[position] = str(error)
@@ -302,22 +315,22 @@ def _pillow_sizes(
 
 
 def _images(
-    content: bytes, size: tuple[int, ...], channels: int, orientation: int
+    content: bytes, size: tuple[int, ...], channels: int, rendering: Rendering
 ) -> list[Image.Image]:
-    """The whole image, upright: RGB, luminance, or the channels of a multispectral one, as grey.
+    """The whole image: RGB, luminance, or the channels of a multispectral one, as grey.
 
     BadImageError if its size, as stored, is not `size`, the one in its header.
     """
     if channels in _OF_PICTURES:
-        found = [reference_image(content, channels)]
+        found = [reference_image(content, channels, rendering)]
     else:
-        found = _channel_images(content, channels)
+        found = _channel_images(content, channels, rendering)
     if found[0].size != size:
         raise BadImageError("its header and its content differ in size")
-    return [upright(image, orientation) for image in found]
+    return found
 
 
-def reference_image(content: bytes, channels: int = 3) -> Image.Image:
+def reference_image(content: bytes, channels: int = 3, rendering: Rendering = PLAIN) -> Image.Image:
     """The whole image by Pillow; grey, palette and CMYK are converted, transparency is laid on
     BACKGROUND.
 
@@ -326,17 +339,27 @@ def reference_image(content: bytes, channels: int = 3) -> Image.Image:
     with _blamed(content):
         if is_array(content) and array_shape(content)[2] not in _OF_PICTURES:
             raise _unlike(array_shape(content)[2], channels)
-        image = open_lazily(content)
+        image = open_lazily(content, rendering.range)
         if channels == 3:
-            return as_rgb(image)
+            return as_rgb(image, rendering)
         image.draft("L", image.size)  # of a JPEG the Y, without a way through RGB
-        return (image if _is_grey(image) else as_rgb(image)).convert("L")
+        return (image if _is_grey(image) else as_rgb(image, rendering)).convert("L")
 
 
 def is_grey(content: bytes) -> bool:
     """True for an image of 8-bit grey values alone. BadImageError if it cannot be opened."""
     with _blamed(content):
         return _is_grey(open_lazily(content))
+
+
+def is_deep_file(content: bytes) -> bool:
+    """True for more than 8 bits a channel; False for what cannot be opened."""
+    try:
+        if is_array(content):
+            return pixels_of_array(content).dtype != np.uint8
+        return is_deep(open_lazily(content))
+    except Exception:  # Pillow's plugins raise almost all kinds
+        return False
 
 
 def _is_grey(image: Image.Image) -> bool:
@@ -347,14 +370,14 @@ def _has_alpha(image: Image.Image) -> bool:
     return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
 
 
-def _channel_images(content: bytes, channels: int) -> list[Image.Image]:
+def _channel_images(content: bytes, channels: int, rendering: Rendering) -> list[Image.Image]:
     with _blamed(content):
         if is_array(content):
-            pixels_HWC = pixels_of_array(content)
+            pixels_HWC = _array_in_8_bits(content, rendering.range)
             if pixels_HWC.shape[2] != channels:
                 raise _unlike(pixels_HWC.shape[2], channels)
             return [Image.fromarray(pixels_HWC[..., each]) for each in range(channels)]
-        image = open_lazily(content)
+        image = in_8_bits(open_lazily(content), rendering.range)
         if len(image.getbands()) != channels:
             raise _unlike(len(image.getbands()), channels)
         return list(image.split())
@@ -377,13 +400,34 @@ def _blamed(content: bytes) -> Iterator[None]:
         raise BadImageError(_reason(content, error)) from None
 
 
-def as_rgb(image: Image.Image) -> Image.Image:
+def in_8_bits(image: Image.Image, limits: Range | None) -> Image.Image:
+    """An opened image, with its values mapped from `limits` if it has more than 8 bits a channel.
+
+    Without limits it is not changed. BadImageError if Pillow does not tell its values. It scales a
+    PGM of more than 8 bits to 16.
+    """
+    if limits is None or not is_deep(image):
+        return image
+    if (deep := deep_values(image)) is None:
+        raise BadImageError(
+            f"a {image.format or 'picture'} of more than 8 bits in {image.mode}, whose values "
+            "Pillow does not tell: store it as a PNG"
+        )
+    values, opacity_HW = deep
+    picture = Image.fromarray(mapped(values, limits))
+    if opacity_HW is not None:
+        picture.putalpha(Image.fromarray(opacity_HW))
+    return picture
+
+
+def as_rgb(image: Image.Image, rendering: Rendering = PLAIN) -> Image.Image:
     """Any Pillow image as 8-bit RGB. BadImageError if its range of values is unknown.
 
-    Pillow's own conversion turns all values above 255 white. This one takes the upper 8 of 16 bits,
-    as Pillow does for RGB; Pillow scales a PGM of more than 8 bits to 16. Floats go from 0 to 1.
-    Transparent pixels have no colour of their own, whatever is stored: they show BACKGROUND.
+    Pillow's own conversion turns all values above 255 white. Without a range, this one takes the
+    upper 8 of 16 bits, as Pillow does for RGB, and floats go from 0 to 1. Transparent pixels have
+    no colour of their own, whatever is stored: they show BACKGROUND.
     """
+    image = in_8_bits(image, rendering.range)
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
         return _grey(np.asarray(image) >> 8)
     if image.mode == "I":
@@ -404,33 +448,43 @@ def _grey(pixels_HW: NDArray[Any]) -> Image.Image:
     return Image.fromarray(pixels_HW.astype(np.uint8)).convert("RGB")
 
 
-def whole_image(content: bytes, *, exif: bool = False) -> Image.Image:
+def whole_image(content: bytes, rendering: Rendering = PLAIN) -> Image.Image:
     """Any image as RGB, for display; BadImageError also for more than `MAX_PIXELS`.
 
-    Of a multispectral image the first three channels; of two the first one. With `exif`, it is
-    turned upright.
+    Of a multispectral image the first three channels; of two the first one.
     """
     with _blamed(content):
-        image = as_rgb(open_lazily(content))
-    image = upright(image, image_orientation(content)) if exif else image
+        image = as_rgb(open_lazily(content, rendering.range), rendering)
+    image = upright(image, image_orientation(content)) if rendering.exif else image
     if image.width * image.height > MAX_PIXELS:
         raise BadImageError(f"{image.width} x {image.height} pixels are implausible")
     return image
 
 
-def open_lazily(content: bytes) -> Image.Image:
+def open_lazily(content: bytes, limits: Range | None = None) -> Image.Image:
     """The image with only its header read; raises almost any error if damaged.
 
-    Of an array the first three channels, or the first one, as `whole_image` shows it.
+    Of an array, mapped from `limits`, the first three channels, or the first one, as `whole_image`
+    shows it.
     """
     if content.startswith(PACKED_MAGIC):
         return _unpacked(content)
     if is_array(content):
-        pixels_HWC = pixels_of_array(content)
+        pixels_HWC = _array_in_8_bits(content, limits)
         shown_HWC = pixels_HWC[..., :3] if pixels_HWC.shape[2] >= 3 else pixels_HWC[..., 0]
         return Image.fromarray(np.ascontiguousarray(shown_HWC))
     # Only known formats: Pillow would hand an EPS to Ghostscript to run.
     return Image.open(io.BytesIO(content), formats=list(IMAGE_FORMATS))
+
+
+def _array_in_8_bits(content: bytes, limits: Range | None) -> NDArray[np.uint8]:
+    """uint8[height, width, channels]; BadImageError for other numbers without limits."""
+    pixels_HWC = pixels_of_array(content)
+    if pixels_HWC.dtype == np.uint8:
+        return pixels_HWC
+    if limits is None:
+        raise BadImageError(f"an array of {pixels_HWC.dtype}: set data.range, or store uint8")
+    return mapped(pixels_HWC, limits)
 
 
 def _unpacked(record: bytes) -> Image.Image:
@@ -509,7 +563,7 @@ def _of_tiff(content: bytes) -> str | None:
         if bands > 1:
             return (
                 f"a TIFF of {bands} bands of {bits} bits, which is read as an array: "
-                f"numpy.save to .npy as uint8[height, width, {bands}], data.channels = {bands}"
+                f"numpy.save to .npy as [height, width, {bands}], data.channels = {bands}"
             )
         return f"a TIFF of {bits} bits that Pillow does not open: store it in 8 or 16 bits"
     return None

@@ -9,10 +9,11 @@ from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from PIL import Image
+from numpy.typing import NDArray
 
 from trainyard.data.decode.array_file import is_array, pixels_of_array
 from trainyard.data.decode.decode import MAX_PIXELS, as_rgb, open_lazily
+from trainyard.data.decode.rendering import Range, deep_values, is_deep, written
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader, read_ahead
 from trainyard.data.sampler.plan import Ids
@@ -21,41 +22,96 @@ from trainyard.errors import DataError
 Code = Literal["dark", "negative", "frames"]
 _NUM_LOOKS = 32  # images of a data set
 _PATIENCE_S = 2.0
+_NUM_MEASURED, _NUM_VALUES = 256, 1 << 14  # images of a data set, and values of each
+_PERCENTILES = (0.1, 99.9)
 _DARK = 32  # of 255; no image has so little, and a mask of classes has no more
-_DEEP_DARK = 1 << 15  # of 65,535
-_PNG_DEPTH = 24  # the byte of a PNG with its bits a channel
-_BITS, _WHITE_IS = 258, 262  # tags of a TIFF
+_WHITE_IS = 262  # a tag of a TIFF
 _WHITE_IS_ZERO = 0
 
 
 class Look(NamedTuple):
     """What an image holds beyond the pixels that training sees."""
 
-    low: int
-    high: int
-    """The lowest and highest value, of 65,535 if it is deep, else of 255."""
+    low: float
+    high: float
     is_deep: bool
-    """True for channels of more than 8 bits, of which training takes the upper 8."""
+    """True for channels of more than 8 bits, which data.range maps to 8."""
     is_negative: bool
     """True if white is stored as 0, and not read so."""
     frames: int
 
     def remarks(self) -> Iterator[tuple[Code, str]]:
         """What is to be told about this image, or about all images that it sums up."""
-        if self.high < (_DEEP_DARK if self.is_deep else _DARK):
-            yield "dark", f"{self.values}: nearly black"
+        if self.high < _DARK and not self.is_deep:
+            yield "dark", f"values from {self.low} to {self.high} of 255: nearly black"
         if self.is_negative:
             yield "negative", "a TIFF of 16 bits whose white is 0, which is read as a negative"
         if self.frames > 1:
             yield "frames", f"{self.frames:,} pages or frames, of which training sees the first"
 
-    @property
-    def values(self) -> str:
-        """The range of the values, and what training makes of it."""
-        if not self.is_deep:
-            return f"values from {self.low} to {self.high} of 255"
-        seen = f"training takes the upper 8 bits, {self.low >> 8} to {self.high >> 8} of 255"
-        return f"values from {self.low:,} to {self.high:,} of 65,535; {seen}"
+
+class Measured(NamedTuple):
+    """Images of more than 8 bits in a sample of a data set."""
+
+    location: str
+    num_deep: int
+    num_looks: int
+    limits: Range
+    """Percentiles 0.1 and 99.9 of their values."""
+
+    def __str__(self) -> str:
+        share = _PERCENTILES[1] - _PERCENTILES[0]
+        return (
+            f"{self.location}: {self.num_deep} of {self.num_looks} images looked at have more than "
+            f"8 bits a channel; {share:g}% of their values lie in {written(self.limits)}"
+        )
+
+
+def measured(index: Index) -> Measured | None:
+    """The range of a seeded sample; None if none of its first images is deep."""
+    count = min(len(index), _NUM_MEASURED)
+    ids = np.random.default_rng(0).choice(len(index), count, replace=False)
+    found, num_looks = list[NDArray[Any]](), 0
+    for some in (ids[:_NUM_LOOKS], ids[_NUM_LOOKS:]):
+        if num_looks and not found:
+            return None
+        with suppress(DataError):  # training reports it
+            for content in read_ahead(Reader(index), np.sort(some)):
+                num_looks += 1
+                if isinstance(content, bytes) and (values := _deep_values(content)) is not None:
+                    found.append(_sampled(values))
+    if not found:
+        return None
+    low, high = np.percentile(np.concatenate(found), _PERCENTILES).tolist()
+    if not low < high:
+        raise DataError(
+            "data.range-empty",
+            "{location}: images of more than 8 bits whose values are all {value}: set data.range",
+            location=index.root,
+            value=low,
+        )
+    return Measured(index.root, len(found), num_looks, (float(f"{low:.6g}"), float(f"{high:.6g}")))
+
+
+def _deep_values(content: bytes) -> NDArray[Any] | None:
+    """The values of an image of more than 8 bits a channel; None for another one."""
+    with suppress(Exception):  # training reports it
+        if is_array(content):
+            pixels = pixels_of_array(content)
+            return None if pixels.dtype == np.uint8 else pixels
+        image = open_lazily(content)
+        deep = deep_values(image) if is_deep(image) else None
+        return None if deep is None else deep[0]
+    return None
+
+
+def _sampled(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Finite values, of a seeded sample."""
+    flat = values.reshape(-1)
+    if flat.size > _NUM_VALUES:
+        flat = flat[np.random.default_rng(0).integers(0, flat.size, _NUM_VALUES)]
+    some: NDArray[np.float64] = flat[np.isfinite(flat)].astype(np.float64)
+    return some
 
 
 def look(content: bytes, *, only_deep: bool = False) -> Look:
@@ -65,43 +121,33 @@ def look(content: bytes, *, only_deep: bool = False) -> Look:
     """
     if is_array(content):
         pixels = pixels_of_array(content)
-        return Look(int(pixels.min()), int(pixels.max()), False, False, 1)
+        return Look(pixels.min().item(), pixels.max().item(), pixels.dtype != np.uint8, False, 1)
     image = open_lazily(content)
     if image.width * image.height > MAX_PIXELS:
         raise ValueError("implausibly large")
     tags: dict[int, Any] = getattr(image, "tag_v2", {})
-    bits = content[_PNG_DEPTH] if image.format == "PNG" else max(tags.get(_BITS, (8,)))
-    is_deep = bits > 8 or image.mode.startswith("I")
+    has_depth = is_deep(image)
     is_negative = image.mode.startswith("I;16") and tags.get(_WHITE_IS) == _WHITE_IS_ZERO
     # A second picture in a JPEG is a preview.
     frames = 1 if image.format in ("JPEG", "MPO") else getattr(image, "n_frames", 1)
-    if only_deep and not is_deep:
+    if only_deep and not has_depth:
         return Look(0, 255, False, is_negative, frames)
     image.draft("RGB", (image.width // 8, image.height // 8))  # a JPEG is decoded smaller
-    low, high = _extrema(image)
-    if is_deep and not image.mode.startswith("I"):  # Pillow has the upper 8 bits alone
-        low, high = low << 8, high << 8 | 255
-    return Look(low, high, is_deep, is_negative, frames)
-
-
-def _extrema(image: Image.Image) -> tuple[int, int]:
-    pixels = np.asarray(image if image.mode.startswith("I") else as_rgb(image))
-    return int(pixels.min()), int(pixels.max())
+    deep = deep_values(image) if has_depth else None
+    pixels = np.asarray(as_rgb(image)) if deep is None else deep[0]
+    return Look(pixels.min().item(), pixels.max().item(), has_depth, is_negative, frames)
 
 
 def remarks(index: Index) -> list[tuple[Code, str]]:
     """Remarks about a few images of a data set, by code; none about what only some of them lack."""
     ids = np.unique(np.linspace(0, len(index) - 1, _NUM_LOOKS).astype(np.int64))
     looks, found = [*_looks(index, ids)], list[tuple[Code, str]]()
-    for name, is_deep in (("8", False), ("16", True)):
-        of_kind = [each for _, each in looks if each.is_deep == is_deep]
-        if of_kind:
-            low, high = min(of_kind).low, max(each.high for each in of_kind)
-            of_all = Look(low, high, is_deep, False, 1)
-            about = (
-                f"{index.root}: {len(of_kind)} of {len(looks)} images looked at have {name} bits"
-            )
-            found += [(code, f"{about} and {text}") for code, text in of_all.remarks()]
+    of_8_bits = [each for _, each in looks if not each.is_deep]
+    if of_8_bits:
+        low, high = min(of_8_bits).low, max(each.high for each in of_8_bits)
+        of_all = Look(low, high, False, False, 1)
+        about = f"{index.root}: {len(of_8_bits)} of {len(looks)} images looked at have 8 bits"
+        found += [(code, f"{about} and {text}") for code, text in of_all.remarks()]
     for code in ("negative", "frames"):
         named = [(n, what) for n, each in looks for kind, what in each.remarks() if kind == code]
         if named:

@@ -16,6 +16,7 @@ from PIL import Image
 from trainyard.data._native import own_decoder
 from trainyard.data.decode.crops import CropParameters, Interpolation
 from trainyard.data.decode.decode import MAX_PIXELS, decode_batch, image_orientation
+from trainyard.data.decode.rendering import Rendering
 from trainyard.data.storage.encoded import EncodedSpans, contents_of
 from trainyard.image_size import ImageSize, height_width, num_pixels
 
@@ -52,15 +53,15 @@ def put_encoded(
     *,
     size: ImageSize,
     how: Interpolation,
-    exif: bool = False,
+    rendering: Rendering,
 ) -> dict[int, str]:
     """Fills the spans of some images, for results of `size`. Returns the positions of bad
-    images, with the reasons, but for those that a GPU finds. With `exif`, images that have to be
-    turned are decoded here.
+    images, with the reasons, but for those that a GPU finds. Images that have to be turned upright
+    are decoded here.
     """
     entries, rest_BN = stretches(images_BHWC)
     contents, bad = contents_of(images)
-    sizes = _sizes(contents, exif)
+    sizes = _sizes(contents, rendering.exif)
     crops = draws(sizes)
     entries["kind"] = NOTHING
     others = []
@@ -79,7 +80,7 @@ def put_encoded(
         pixels_BHWC,
         how,
         decoder=own_decoder(),
-        exif=exif,
+        rendering=rendering,
     )
     for number, position in enumerate(others):
         if number not in unreadable:

@@ -7,6 +7,7 @@ from trainyard.data._native import own_decoder
 from trainyard.data.batch import BadSample, HostArray, HostBatch, Samples, samples_of
 from trainyard.data.decode.crops import CropParameters, Interpolation
 from trainyard.data.decode.decode import decode_batch
+from trainyard.data.decode.rendering import Rendering
 from trainyard.data.decode.seek_tables import open_seek
 from trainyard.data.index.table import Index
 from trainyard.data.loader.encoded_batch import put_encoded
@@ -25,7 +26,7 @@ def fill_samples(
     out: HostBatch,
     *,
     how: Interpolation,
-    exif: bool = False,
+    rendering: Rendering,
     seek: EncodedSpans | None = None,
     gpu_size: ImageSize | None = None,
 ) -> dict[int, str]:
@@ -35,10 +36,19 @@ def fill_samples(
     With `gpu_size`, JPEGs stay encoded, for a GPU to decode into images of that size.
     """
     if gpu_size is not None:
-        bad = put_encoded(encoded, crops, out.images_BHWC, size=gpu_size, how=how, exif=exif)
+        bad = put_encoded(
+            encoded, crops, out.images_BHWC, size=gpu_size, how=how, rendering=rendering
+        )
     else:
-        own = own_decoder()
-        bad = decode_batch(encoded, crops, out.images_BHWC, how, decoder=own, seek=seek, exif=exif)
+        bad = decode_batch(
+            encoded,
+            crops,
+            out.images_BHWC,
+            how,
+            decoder=own_decoder(),
+            seek=seek,
+            rendering=rendering,
+        )
     for column, values in zip(out.columns().values(), samples.columns().values(), strict=True):
         column[:] = values
     out.weights[list(bad)] = 0
@@ -78,7 +88,7 @@ class SliceFiller:
                     crops[rows],
                     slot.part(slice(rows.start - first, rows.stop - first)),
                     how=config.interpolation,
-                    exif=config.exif,
+                    rendering=config.rendering,
                     seek=seek and seek.part(rows),
                     gpu_size=config.image_size if config.decode == "gpu" else None,
                 )

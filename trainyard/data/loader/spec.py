@@ -14,6 +14,7 @@ from trainyard.data.decode.crops import (
     Interpolation,
     RandomResizedCrop,
 )
+from trainyard.data.decode.rendering import PLAIN, Rendering
 from trainyard.data.sampler.plan import Plan
 from trainyard.errors import STOPS
 from trainyard.image_size import ImageSize
@@ -35,7 +36,7 @@ class LoaderSpec:
     image_size: ImageSize
     channels: int = 3  # as in DataConfig
     interpolation: Interpolation = "bilinear"
-    exif: bool = False  # as in DataConfig
+    rendering: Rendering = PLAIN
     start: int = 0  # first step
     stop: int  # one past the last step
     rank: int = 0

@@ -45,8 +45,8 @@ def _fill(config: StreamSpec, batch: PassBatch, slot: HostBatch, part: slice) ->
     )
     images = [item.sample.image for item in items]
     crops = config.crop.draw(samples.ids, samples.epochs)
-    how, exif = config.interpolation, config.exif
-    bad = fill_samples(images, samples, crops, slot.part(part), how=how, exif=exif)
+    how, rendering = config.interpolation, config.rendering
+    bad = fill_samples(images, samples, crops, slot.part(part), how=how, rendering=rendering)
     return [
         BadSample(
             items[position].id,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trainyard.data.decode.crops import Interpolation, RandomResizedCrop
+from trainyard.data.decode.rendering import PLAIN, Rendering
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.tar import SequentialReader
 from trainyard.data.formats.webdataset import Streamed, streamed
@@ -54,7 +55,7 @@ class StreamSpec:
     interpolation: Interpolation
     threads: int
     channels: int = 3  # as in DataConfig
-    exif: bool = False
+    rendering: Rendering = PLAIN
 
 
 class Item(NamedTuple):

@@ -8,7 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from trainyard.data._native import is_built, own_decoder
-from trainyard.data.decode.decode import BadImageError, image_orientation, is_grey, reference_image
+from trainyard.data.decode.decode import (
+    BadImageError,
+    image_orientation,
+    is_deep_file,
+    is_grey,
+    reference_image,
+)
 from trainyard.data.decode.orientation import upright
 from trainyard.data.decode.packed_record import has_pixels, image_file, is_record, record_of_pixels
 from trainyard.data.formats.scan import EncodedSample
@@ -242,6 +248,13 @@ def _samples(job: ShardJob, seen: _Seen) -> Iterator[EncodedSample]:
             if kind == NOT_AN_IMAGE:
                 _check_inside(index, sample)
             seen.odd.extend([(kind, where)] if kind else [])
+            if (storing.recode is not None or storing.pixels) and is_deep_file(content):
+                raise DataError(
+                    "pack.more-than-8-bits",
+                    "{path}: has more than 8 bits a channel, of which --short and --pixels keep 8: "
+                    "pack without them, or store 8 bits of your range first",
+                    path=where,
+                )
         image, is_damaged = _stored(storing, content)
         if is_damaged:
             seen.odd.append(("cannot be decoded", _where(index, reader, sample)))

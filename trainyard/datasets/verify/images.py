@@ -17,6 +17,7 @@ from trainyard.data.decode.array_file import array_shape, is_array
 from trainyard.data.decode.crops import Crops
 from trainyard.data.decode.decode import decode_batch, open_lazily
 from trainyard.data.decode.orientation import may_be_turned, orientation_of
+from trainyard.data.decode.rendering import Rendering
 from trainyard.data.formats.scan import ARRAY_SUFFIX, IMAGE_FORMATS
 from trainyard.data.index.build import Progress
 from trainyard.data.index.table import Index, load_index
@@ -33,6 +34,7 @@ Hashes = NDArray[np.uint64]
 
 _CHUNK = 64  # samples of a task; takes half a second
 _AHEAD = 4  # tasks per process
+_ANY = Rendering(range=(0, 1))  # for all depths
 _TINY = 8  # pixels
 _HUGE = 50_000_000  # pixels; one such image delays a batch
 _FORMAT_OF = {ending: kind for kind, endings in IMAGE_FORMATS.items() for ending in endings}
@@ -162,7 +164,8 @@ class _Examiner:
 
     def _look(self, part: _Part, sample: int, content: bytes) -> None:
         """Adds what is to be reported about an image."""
-        reason = decode_batch([content], _corner, _pixel(content), "bilinear").get(0)
+        out_BHWC = _pixel(content)
+        reason = decode_batch([content], _corner, out_BHWC, "bilinear", rendering=_ANY).get(0)
         if reason is not None:
             part.bad.append((sample, "verify.undecodable", reason))
             return
@@ -215,7 +218,7 @@ def _pixel(content: bytes) -> NDArray[np.uint8]:
 def _describe(content: bytes, suffix: str) -> tuple[str, dict[str, str], int]:
     """File type and mode of an image that decodes, its oddities by code, and its orientation."""
     try:
-        with open_lazily(content) as image:
+        with open_lazily(content, _ANY.range) as image:
             kind, mode, (width, height) = image.format or "pixels", image.mode, image.size
             orientation = orientation_of(image) if may_be_turned(content) else 1
         if is_array(content):
@@ -229,8 +232,8 @@ def _describe(content: bytes, suffix: str) -> tuple[str, dict[str, str], int]:
         odd["cmyk"] = "CMYK instead of RGB"
     seen = lost.look(content, only_deep=True)
     odd |= dict[str, str](seen.remarks())
-    if seen.is_deep and "dark" not in odd:
-        odd["deep"] = f"more than 8 bits a channel: {seen.values}"
+    if seen.is_deep:
+        odd["deep"] = f"more than 8 bits a channel: values from {seen.low:,g} to {seen.high:,g}"
     if min(width, height) < _TINY:
         odd["tiny"] = f"tiny: {width} x {height} pixels"
     if width * height > _HUGE:

@@ -142,9 +142,11 @@ def _check_balance(split: VerifiedSplit) -> Check:
 
 def _check_lost(split: VerifiedSplit) -> Iterator[Check]:
     """What some images hold and training does not see."""
-    remarks = lost.remarks(split.index)
-    findings = [Finding(f"verify.{code}", text) for code, text in remarks]
-    result: Result = "problem" if any(code == "dark" for code, _ in remarks) else "note"
+    found = lost.remarks(split.index)
+    findings = [Finding(f"verify.{code}", text) for code, text in found]
+    if depth := lost.measured(split.index):
+        findings.append(Finding("verify.deep", f"{depth}, which data.range takes"))
+    result: Result = "problem" if any(code == "dark" for code, _ in found) else "note"
     if findings:
         yield checked(split.name, "pixels", "by a few images", findings, otherwise=result)
 
