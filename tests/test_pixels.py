@@ -33,7 +33,7 @@ FITTED = {"interpolation": "bilinear", "crop_pct": 0.95, "fit": "crop"}
 OF_TIMM = {"mean": (0.5,) * 3, "std": (0.5,) * 3, **FITTED}
 OF_HUB = {"mean": [0.1, 0.2, 0.3], "std": [0.4] * 3, "interpolation": "bicubic", "crop_pct": 0.8}
 OF_DIGITS = {"mean": (0.31,) * 3, "std": (0.38,) * 3, **FITTED}
-OF_DIGITS |= {"interpolation": "bicubic", "crop_pct": 1.0}
+OF_DIGITS |= {"interpolation": "bicubic", "crop_pct": 1.0, "background": (124, 116, 104)}
 KEYS = {
     "model.name": "test_resnet",
     "model.checkpoint": "timm",
@@ -110,6 +110,7 @@ def test_what_the_recipe_sets_holds(tmp_path: Path) -> None:
     brought = InitialWeights("timm's", pixels=dict(OF_TIMM))
     config = with_pixels(recipe(tmp_path, data__std="1, 2, 3", data__crop_pct="0.875"), brought)
     found = config.data.model_dump()
+    assert found.pop("background") == (124, 116, 104)
     # 0.875 is the default, written out.
     assert pixels_in(found) == OF_TIMM | {"std": (1, 2, 3), "crop_pct": 0.875}
 

@@ -394,7 +394,9 @@ def _content(image: Picture, number: int, data: DataConfig) -> bytes:
         file = io.BytesIO()
         try:
             picture = in_8_bits(image, data.rendering.range)
-            picture = upright(picture if picture.mode == "L" else as_rgb(picture), turn)
+            picture = upright(
+                picture if picture.mode == "L" else as_rgb(picture, data.rendering), turn
+            )
             picture.save(file, "PNG", compress_level=0, exif=b"")
         except BadImageError as error:
             raise DataError(

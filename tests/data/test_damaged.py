@@ -217,6 +217,10 @@ def frames(kind: str, count: int) -> bytes:
     return encode(images[0], kind, save_all=True, append_images=images[1:])
 
 
+def clear(opacity: int) -> bytes:
+    return encode(Image.new("RGBA", (9, 9), (250, 0, 0, opacity)), "PNG")
+
+
 OTHERS: dict[str, tuple[bytes, list[Code]]] = {
     "a white of zero": (inverted(ramp(65535)), ["negative"]),
     "a white of zero in 8 bits": (
@@ -231,6 +235,11 @@ OTHERS: dict[str, tuple[bytes, list[Code]]] = {
     "previews of a JPEG": (frames("MPO", 2), []),
     "a mask of classes": (encode(Image.fromarray(ramp(9).astype(np.uint8)), "PNG"), ["dark"]),
     "an array": (array_file(np.full((4, 4, 5), 16, np.uint8)), ["dark"]),
+    "transparent pixels": (
+        encode(Image.new("RGBA", (9, 9), (250, 0, 0, 254)), "PNG"),
+        ["transparent"],
+    ),
+    "an opaque fourth channel": (encode(Image.new("RGBA", (9, 9), (250, 0, 0, 255)), "PNG"), []),
     "a picture": (encode(Image.fromarray(ramp(255).astype(np.uint8)), "JPEG"), []),
 }
 

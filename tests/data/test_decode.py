@@ -22,10 +22,10 @@ from trainyard.data._native import core, own_decoder
 from trainyard.data.decode import decode
 from trainyard.data.decode.array_file import array_file
 from trainyard.data.decode.crops import CentralCrop, Crops, Interpolation
-from trainyard.data.decode.decode import BACKGROUND, BadImageError, decode_batch, reference_image
+from trainyard.data.decode.decode import BadImageError, decode_batch, reference_image
 from trainyard.data.decode.orientation import TAG, upright
 from trainyard.data.decode.packed_record import pixels_of, record_of_pixels
-from trainyard.data.decode.rendering import Rendering
+from trainyard.data.decode.rendering import BACKGROUND, Rendering
 from trainyard.data.storage.encoded import EncodedSpans
 from trainyard.data.storage.source import LocalFile
 from trainyard.datasets.pack.recode import Repair, ShortSide

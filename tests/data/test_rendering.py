@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,12 +19,17 @@ from trainyard.data._native import own_decoder
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.array_file import array_file
 from trainyard.data.decode.crops import CentralCrop
-from trainyard.data.decode.decode import decode_batch
+from trainyard.data.decode.decode import decode_batch, reference_image, whole_image
 from trainyard.data.decode.lost import measured
 from trainyard.data.decode.rendering import Range, Rendering, mapped
 from trainyard.data.index.build import open_index
+from trainyard.export.card import card
+from trainyard.export.check import Difference
 from trainyard.export.description import describe
 from trainyard.export.page import page
+from trainyard.model.weights import pixels_in
+from trainyard.report.pictures import rendering_of
+from trainyard.report.runs import Run
 
 RANDOM = np.random.default_rng(0)
 VALUES_HWC = RANDOM.integers(0, 4096, (12, 10, 3)).astype(np.uint16)
@@ -109,6 +115,39 @@ def test_images_of_8_bits_are_not_changed() -> None:
 def test_hidden_colours_of_16_bits_do_not_show() -> None:
     hidden = np.concatenate([VALUES_HWC, 0 * OPAQUE_HW1], axis=2)
     assert len(np.unique(decoded(deep_png(hidden, 6)).reshape(-1, 3), axis=0)) == 1
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
+def test_transparent_pixels_show_the_background(kind: str) -> None:
+    content = encode(Image.new("RGBA", (10, 12), (250, 0, 90, 0)), kind)
+    shown = Rendering(background=(1, 2, 3))
+    assert (np.asarray(reference_image(content, 3, shown)) == (1, 2, 3)).all()
+    assert (np.asarray(reference_image(content, 1, shown)) == 2).all()
+    assert (np.asarray(whole_image(content, shown)) == (1, 2, 3)).all()
+    out = np.empty((1, 12, 10, 3), np.uint8)
+    decoder, crop = own_decoder(), CentralCrop((12, 10), 1.0)
+    decode_batch([content], crop, out, "bilinear", decoder=decoder, rendering=shown)
+    assert (out == (1, 2, 3)).all()
+
+
+def test_the_background_goes_from_the_recipe_to_predictions_and_exports(averaged: Path) -> None:
+    classifier = load(averaged, overrides={"data.background": "[1, 2, 3]"})
+    clear = Image.new("RGBA", (40, 40), (250, 0, 90, 0))
+    content = encode(clear, "PNG")
+    found = classifier.preprocess([clear, content, Image.new("RGB", (40, 40), (1, 2, 3))])
+    assert found[0].equal(found[2]) and found[1].equal(found[2])
+    about = describe(classifier)
+    assert about.metadata()["background"] == "[1, 2, 3]"
+    assert '"background": [1, 2, 3]' in page(about, b"", {"library": b"", "wasm": b""})
+    assert pixels_in({"background": [1, 2, 3]}) == {"background": [1, 2, 3]}
+    assert '"RGB", image.size, (1, 2, 3)' in card(about, "onnx", "m.onnx", Difference(0, 0, 0))
+
+
+def test_a_report_shows_images_as_the_run_reads_them() -> None:
+    keys = {"data.range": [1, 2], "data.exif": True, "data.background": [1, 2, 3], "optim.lr": 1}
+    run_of_keys = cast(Run, SimpleNamespace(recipe=keys))
+    assert rendering_of(run_of_keys) == Rendering(True, (1, 2), (1, 2, 3))
+    assert rendering_of(cast(Run, SimpleNamespace(recipe={}))) == Rendering()
 
 
 def test_a_difference_in_the_middle_bits_is_kept() -> None:

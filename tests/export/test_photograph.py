@@ -22,7 +22,8 @@ from tests.browser import chromium
 from tests.command_line import Capture, run
 from tests.errors import check, raises, refused
 from trainyard.classifier import Classifier, load
-from trainyard.data.decode.decode import BACKGROUND, reference_image
+from trainyard.data.decode.decode import reference_image
+from trainyard.data.decode.rendering import BACKGROUND
 from trainyard.export import page as page_module
 from trainyard.export.export import Exporter
 from trainyard.export.page import model_in, read_runtime

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from trainyard.data.decode.crops import CentralCrop, Fit, FittedCrop, Interpolation, Pixel
-from trainyard.data.decode.rendering import Range, Rendering
+from trainyard.data.decode.rendering import BACKGROUND, Range, Rendering
 from trainyard.data.index.fold import read_fold
 from trainyard.data.storage.location import take_secrets
 from trainyard.errors import RecipeError
@@ -34,6 +34,7 @@ def _one_size(value: object, check: ValidatorFunctionWrapHandler) -> ImageSize:
 
 Pixels = Annotated[int, Field(ge=1)]
 Size = Annotated[Pixels | tuple[Pixels, Pixels], WrapValidator(_one_size)]
+Byte = Annotated[int, Field(ge=0, le=255)]
 Positive = Annotated[float, Field(gt=0)]
 Location = Annotated[str, AfterValidator(take_secrets)]
 Locations = Location | Annotated[tuple[Location, ...], Field(min_length=1)]
@@ -117,6 +118,9 @@ class DataConfig(Section):
     linear between them, clipped beyond, halves to the even number. auto: percentiles 0.1 and 99.9
     of a seeded sample of the training images, measured once and kept in the run's recipe, or those
     that initial weights bring. Images of 8 bits are not changed."""
+    background: tuple[Byte, Byte, Byte] = BACKGROUND
+    """Colour behind transparent pixels, red, green and blue from 0 to 255; ImageNet's mean by
+    default. Initial weights bring theirs."""
     max_bad: float = Field(0.01, ge=0, le=1)
     """Largest share of unreadable samples, rounded up to whole samples; more end the run."""
     decode: Literal["cpu", "gpu"] = "cpu"
@@ -144,7 +148,7 @@ class DataConfig(Section):
                 "recipe.range-not-measured",
                 "data.range = 'auto' is measured by training alone: give two values",
             )
-        return Rendering(self.exif, self.range)
+        return Rendering(self.exif, self.range, self.background)
 
     @field_validator("val_fold")
     @classmethod

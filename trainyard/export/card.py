@@ -9,7 +9,6 @@ from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, StrictUndefined
 
 from trainyard.config import tree_as_toml
-from trainyard.data.decode.decode import BACKGROUND
 from trainyard.export.check import Difference
 from trainyard.export.description import INPUT, OUTPUT, Description
 from trainyard.export.formats import METADATA
@@ -48,7 +47,7 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
     height, width = height_width(about.image_size)
     return template.render(
         about=about,
-        background=BACKGROUND,
+        background=about.background,
         kind=kind,
         file=file,
         front=_front_matter(about).to_yaml(),

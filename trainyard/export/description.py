@@ -10,7 +10,7 @@ from torch import nn
 from trainyard.classifier import Classifier
 from trainyard.config import RunConfig
 from trainyard.data.decode.crops import Fit
-from trainyard.data.decode.rendering import Range
+from trainyard.data.decode.rendering import Colour, Range
 from trainyard.data.open_datasets import Source, source_of
 from trainyard.data.storage.credentials import PIPE, without_secrets
 from trainyard.data.storage.location import split_of
@@ -49,6 +49,8 @@ class Description:
     """True if images are turned upright by their EXIF first."""
     range: Range | None
     """The values of images of more than 8 bits that are 0 and 255; None for the upper 8 bits."""
+    background: Colour
+    """What transparent pixels show."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
     parameters: int
@@ -116,6 +118,7 @@ class Description:
             "crop_pct": self.crop_pct,
             "exif": self.exif,
             **({"range": self.range} if self.range else {}),
+            "background": self.background,
             "step": self.step,
             "weights": self.weights,
             "temperature": self.temperature,
@@ -139,6 +142,7 @@ def describe(classifier: Classifier, license: str | None = None) -> Description:
         interpolation=config.data.interpolation,
         exif=config.data.exif,
         range=config.data.rendering.range,
+        background=config.data.background,
         mean=config.data.mean,
         std=config.data.std,
         parameters=sum(weight.numel() for weight in model.parameters()),

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
-from trainyard.data.decode.decode import BACKGROUND
 from trainyard.data.decode.rendering import written
 from trainyard.errors import InputError
 from trainyard.export.description import Description
@@ -73,7 +72,7 @@ def page(about: Description, model: bytes, runtime: Mapping[str, bytes]) -> str:
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
     template = environment.from_string(Path(__file__).with_name("page.html").read_text("utf-8"))
     settings = {
-        "background": BACKGROUND,
+        "background": about.background,
         "channels": about.channels,
         "classes": about.classes,
         "exif": about.exif,

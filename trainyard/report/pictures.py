@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
 from trainyard.data.decode.decode import BadImageError, whole_image
-from trainyard.data.decode.rendering import Rendering
+from trainyard.data.decode.rendering import PLAIN, Rendering
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.credentials import without_secrets
@@ -30,8 +31,8 @@ class Album:
 
     index: Index | None = None
     why_none: str = ""
-    exif: bool = False
-    """True if images are turned upright, as in the run."""
+    rendering: Rendering = PLAIN
+    """As in the run."""
     overlay: Callable[[bytes, int | None], Image.Image] | None = None
     """Draws where the model finds a class, if that is wanted; see Classifier.overlay."""
     _uris: dict[int, str | None] = field(default_factory=dict)
@@ -45,7 +46,7 @@ class Album:
         Image.init()  # not in threads: one would miss formats that another is registering
         with warnings.catch_warnings(), ThreadPoolExecutor(_READ_THREADS) as pool:
             warnings.filterwarnings("ignore", module="PIL")
-            uris = list(pool.map(lambda sample: _uri(reader, sample, self.exif), wanted))
+            uris = list(pool.map(lambda sample: _uri(reader, sample, self.rendering), wanted))
         self._uris.update(zip(wanted, (uri for uri, _ in uris), strict=True))
         if not any(self._uris.values()):
             self.why_none = f"The validation images cannot be read here ({uris[0][1]})."
@@ -98,18 +99,23 @@ def open_album(run: Run) -> Album:
             why_none="The validation data is no longer what the run was validated on, so its "
             "images are not shown."
         )
-    return Album(index, exif=turns_upright(run))
+    return Album(index, rendering=rendering_of(run))
 
 
-def turns_upright(run: Run) -> bool:
-    """data.exif of a run."""
-    return bool(run.recipe.get("data.exif", False))
+def rendering_of(run: Run) -> Rendering:
+    """How a run reads the pixels of images."""
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key in Rendering._fields
+        if (value := run.recipe.get(f"data.{key}")) is not None
+    }
+    return Rendering(**values)
 
 
-def _uri(reader: Reader, sample: int, exif: bool) -> tuple[str | None, str]:
+def _uri(reader: Reader, sample: int, rendering: Rendering) -> tuple[str | None, str]:
     """The thumbnail, or None and the reason."""
     try:
-        image = whole_image(reader.read(sample), Rendering(exif=exif))
+        image = whole_image(reader.read(sample), rendering)
     except (InputError, OSError, BadImageError) as error:
         return None, without_secrets(str(error))
     return _as_uri(image), ""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from trainyard.errors import InputError
 from trainyard.printable import from_csv
 from trainyard.report.markup import Html, about, join, tag
-from trainyard.report.pictures import Album, open_data, turns_upright
+from trainyard.report.pictures import Album, open_data, rendering_of
 from trainyard.report.predictions import Section, line, tile
 from trainyard.report.runs import Run
 
@@ -93,4 +93,4 @@ def _album(suspects: list[_Suspect], run: Run) -> Album:
         is_there = 0 <= one.sample < len(index)
         if not is_there or index.locate(one.sample)[:2] != one.origin:
             return Album(why_none="The data has changed since, so its images are not shown.")
-    return Album(index, exif=turns_upright(run))
+    return Album(index, rendering=rendering_of(run))

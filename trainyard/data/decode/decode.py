@@ -84,8 +84,6 @@ _BANDS, _BITS = 277, 258  # tags of a TIFF
 _KnownCrops = RandomCropParameters | CentralCrop
 """Crops that the extension makes by itself, once it has read the header of an image."""
 
-BACKGROUND = (124, 116, 104)
-"""The colour behind transparent pixels: ImageNet's mean, in every recipe, pack and export."""
 MAX_PIXELS = 178_956_970  # Pillow's own limit; larger images are taken for decompression bombs
 
 
@@ -332,7 +330,7 @@ def _images(
 
 def reference_image(content: bytes, channels: int = 3, rendering: Rendering = PLAIN) -> Image.Image:
     """The whole image by Pillow; grey, palette and CMYK are converted, transparency is laid on
-    BACKGROUND.
+    the background.
 
     `channels`: 3 for RGB, or 1 for luminance.
     """
@@ -363,10 +361,10 @@ def is_deep_file(content: bytes) -> bool:
 
 
 def _is_grey(image: Image.Image) -> bool:
-    return image.mode == "L" and not _has_alpha(image)
+    return image.mode == "L" and not has_alpha(image)
 
 
-def _has_alpha(image: Image.Image) -> bool:
+def has_alpha(image: Image.Image) -> bool:
     return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
 
 
@@ -425,7 +423,7 @@ def as_rgb(image: Image.Image, rendering: Rendering = PLAIN) -> Image.Image:
 
     Pillow's own conversion turns all values above 255 white. Without a range, this one takes the
     upper 8 of 16 bits, as Pillow does for RGB, and floats go from 0 to 1. Transparent pixels have
-    no colour of their own, whatever is stored: they show BACKGROUND.
+    no colour of their own, whatever is stored: they show the background.
     """
     image = in_8_bits(image, rendering.range)
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
@@ -437,8 +435,8 @@ def as_rgb(image: Image.Image, rendering: Rendering = PLAIN) -> Image.Image:
         if not (pixels.min() >= 0 and pixels.max() <= 1):
             raise BadImageError("grey of floats that are not all from 0 to 1: store it in 8 bits")
         return _grey(np.rint(pixels * 255))
-    if _has_alpha(image):
-        picture, found = image.convert("RGBA"), Image.new("RGB", image.size, BACKGROUND)
+    if has_alpha(image):
+        picture, found = image.convert("RGBA"), Image.new("RGB", image.size, rendering.background)
         found.paste(picture, mask=picture)
         return found
     return image.convert("RGB")

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data.decode.array_file import is_array, pixels_of_array
-from trainyard.data.decode.decode import MAX_PIXELS, as_rgb, open_lazily
+from trainyard.data.decode.decode import MAX_PIXELS, as_rgb, has_alpha, open_lazily
 from trainyard.data.decode.rendering import Range, deep_values, is_deep, written
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader, read_ahead
 from trainyard.data.sampler.plan import Ids
 from trainyard.errors import DataError
 
-Code = Literal["dark", "negative", "frames"]
+Code = Literal["dark", "negative", "frames", "transparent"]
 _NUM_LOOKS = 32  # images of a data set
 _PATIENCE_S = 2.0
 _NUM_MEASURED, _NUM_VALUES = 256, 1 << 14  # images of a data set, and values of each
@@ -39,6 +39,7 @@ class Look(NamedTuple):
     is_negative: bool
     """True if white is stored as 0, and not read so."""
     frames: int
+    is_transparent: bool = False
 
     def remarks(self) -> Iterator[tuple[Code, str]]:
         """What is to be told about this image, or about all images that it sums up."""
@@ -48,6 +49,8 @@ class Look(NamedTuple):
             yield "negative", "a TIFF of 16 bits whose white is 0, which is read as a negative"
         if self.frames > 1:
             yield "frames", f"{self.frames:,} pages or frames, of which training sees the first"
+        if self.is_transparent:
+            yield "transparent", "transparent pixels, which 1 or 3 channels show as data.background"
 
 
 class Measured(NamedTuple):
@@ -135,7 +138,9 @@ def look(content: bytes, *, only_deep: bool = False) -> Look:
     image.draft("RGB", (image.width // 8, image.height // 8))  # a JPEG is decoded smaller
     deep = deep_values(image) if has_depth else None
     pixels = np.asarray(as_rgb(image)) if deep is None else deep[0]
-    return Look(pixels.min().item(), pixels.max().item(), has_depth, is_negative, frames)
+    low, high = pixels.min().item(), pixels.max().item()
+    opaque = np.asarray(image.convert("RGBA"))[..., 3].min() if has_alpha(image) else 255
+    return Look(low, high, has_depth, is_negative, frames, bool(opaque < 255))
 
 
 def remarks(index: Index) -> list[tuple[Code, str]]:
@@ -148,7 +153,7 @@ def remarks(index: Index) -> list[tuple[Code, str]]:
         of_all = Look(low, high, False, False, 1)
         about = f"{index.root}: {len(of_8_bits)} of {len(looks)} images looked at have 8 bits"
         found += [(code, f"{about} and {text}") for code, text in of_all.remarks()]
-    for code in ("negative", "frames"):
+    for code in ("negative", "frames", "transparent"):
         named = [(n, what) for n, each in looks for kind, what in each.remarks() if kind == code]
         if named:
             sample, what = named[0]

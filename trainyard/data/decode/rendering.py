@@ -14,6 +14,8 @@ from PIL.ImageFile import ImageFile
 
 Range = tuple[float, float]
 """The values that become 0 and 255."""
+Colour = tuple[int, int, int]
+BACKGROUND: Colour = (124, 116, 104)  # ImageNet's mean
 
 # The order of bytes whose upper one is the other's lower one; N is that of this machine.
 _SWAPPED = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
@@ -25,6 +27,7 @@ class Rendering(NamedTuple):
 
     exif: bool = False
     range: Range | None = None
+    background: Colour = BACKGROUND
 
 
 PLAIN = Rendering()
