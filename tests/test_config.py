@@ -457,6 +457,7 @@ OTHER_VALUES = {
     "data.eval_size": "[48, 64]",
     "data.range": "[0, 4095]",
     "data.background": "[0, 0, 0]",
+    "data.max_pixels": "1000000",
     "data.mean": "0.1,0.2,0.3",
     "data.std": "0.1,0.2,0.3",
     "augment.scale": "0.125,0.875",

@@ -22,7 +22,7 @@ from trainyard.data._native import core, own_decoder
 from trainyard.data.decode import decode
 from trainyard.data.decode.array_file import array_file
 from trainyard.data.decode.crops import CentralCrop, Crops, Interpolation
-from trainyard.data.decode.decode import BadImageError, decode_batch, reference_image
+from trainyard.data.decode.decode import BadImageError, decode_batch, reference_image, whole_image
 from trainyard.data.decode.orientation import TAG, upright
 from trainyard.data.decode.packed_record import pixels_of, record_of_pixels
 from trainyard.data.decode.rendering import BACKGROUND, Rendering
@@ -445,7 +445,7 @@ def damage(content: bytes, generator: np.random.Generator) -> bytes:
 
 def test_a_size_that_the_content_does_not_keep_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some Pillow plugins read the size in one place and the pixels in another."""
-    monkeypatch.setattr(decode, "_size", lambda _: (200, 200))
+    monkeypatch.setattr(decode, "_size", lambda *_: (200, 200))
     out = np.full((1, 8, 8, 3), 77, np.uint8)
     content = encode(FLOWER.resize((32, 32)), "PNG")
     bad = decode_batch([content], boxed((150.0, 150.0, 190.0, 190.0)), out, "bilinear")
@@ -470,7 +470,7 @@ def test_a_bomb_is_refused_before_it_takes_memory(bomb: bytes) -> None:
     contents = [bomb, jpeg_of_size(0, 10)]
     bad = decode_batch(contents, whole(), np.empty((2, 8, 8, 3), np.uint8), "bilinear")
     assert list(bad) == [0, 1]
-    assert "implausible" in bad[0] or "bomb" in bad[0]
+    assert "data.max_pixels = 178956970" in bad[0]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
 
 
@@ -551,6 +551,40 @@ def test_pixels_that_pillow_decodes_are_resized_as_packed_ones(
 @pytest.mark.parametrize("path", PATHS)
 def test_the_extension_resizes_every_kind_like_pillow(path: str) -> None:
     assert_alike(*both([*KINDS.values(), *NOT_NATIVE.values()], whole(), "bilinear", path))
+
+
+LARGE = Image.new("RGB", (20, 10), "red")
+
+
+@pytest.mark.parametrize("decoder", [None, own_decoder()], ids=["libraries", "extension"])
+@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize(
+    "content",
+    [encode(LARGE, "JPEG"), encode(LARGE, "PNG"), array_file(np.asarray(LARGE))],
+    ids=["jpeg", "png", "npy"],
+)
+def test_an_image_beyond_the_limit_is_bad(content: bytes, turns: bool, decoder: Any) -> None:
+    """Baseline JPEGs too, which the extension decodes without asking anyone."""
+    out = np.empty((1, 8, 8, 3), np.uint8)
+    for limit, is_bad in ((199, True), (200, False)):
+        rendering = Rendering(turns, max_pixels=limit)
+        crop = CentralCrop(8, 1.0)
+        bad = decode_batch([content], crop, out, "bilinear", decoder=decoder, rendering=rendering)
+        assert (0 in bad) == is_bad
+        assert not is_bad or "data.max_pixels = 199" in bad[0]
+    with pytest.raises(BadImageError, match=r"data\.max_pixels = 199"):
+        whole_image(content, Rendering(max_pixels=199))
+
+
+def test_a_higher_limit_is_also_that_of_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)
+    monkeypatch.setattr(decode, "MAX_PIXELS", 100)
+    out, content = np.zeros((1, 8, 8, 3), np.uint8), encode(LARGE, "PNG")
+    bad = decode_batch([content], whole(), out, "bilinear", rendering=Rendering(max_pixels=100))
+    assert "data.max_pixels = 100" in bad[0]
+    rendering = Rendering(max_pixels=200)
+    assert decode_batch([content], whole(), out, "bilinear", rendering=rendering) == {}
+    assert (out == (255, 0, 0)).all()
 
 
 @needs_extension

@@ -197,6 +197,10 @@ def test_a_gpu_gets_turned_images_as_pixels() -> None:
     assert put_encoded(contents, draws, out, size=24, how="bilinear", rendering=TURNED) == {}
     entries, rest_BN = stretches(out)
     assert entries["kind"].tolist() == [JPEG, PIXELS]
+    small = Rendering(max_pixels=9)
+    assert [
+        *put_encoded(contents, draws, out.copy(), size=24, how="bilinear", rendering=small)
+    ] == [0, 1]
     turned = rest_BN[1, : 24 * 24 * 3].reshape(24, 24, 3)
     whole = np.empty((1, 24, 24, 3), np.uint8)
     draws = draws[1:]

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from trainyard.data.decode.crops import CentralCrop, Fit, FittedCrop, Interpolation, Pixel
-from trainyard.data.decode.rendering import BACKGROUND, Range, Rendering
+from trainyard.data.decode.rendering import BACKGROUND, MAX_PIXELS, Range, Rendering
 from trainyard.data.index.fold import read_fold
 from trainyard.data.storage.location import take_secrets
 from trainyard.errors import RecipeError
@@ -121,6 +121,9 @@ class DataConfig(Section):
     background: tuple[Byte, Byte, Byte] = BACKGROUND
     """Colour behind transparent pixels, red, green and blue from 0 to 255; ImageNet's mean by
     default. Initial weights bring theirs."""
+    max_pixels: int = Field(MAX_PIXELS, ge=1)
+    """Largest number of pixels of an image, width times height; a larger one is a bad sample. A
+    pixel takes 3 bytes, more while it is read."""
     max_bad: float = Field(0.01, ge=0, le=1)
     """Largest share of unreadable samples, rounded up to whole samples; more end the run."""
     decode: Literal["cpu", "gpu"] = "cpu"
@@ -148,7 +151,7 @@ class DataConfig(Section):
                 "recipe.range-not-measured",
                 "data.range = 'auto' is measured by training alone: give two values",
             )
-        return Rendering(self.exif, self.range, self.background)
+        return Rendering(self.exif, self.range, self.background, self.max_pixels)
 
     @field_validator("val_fold")
     @classmethod

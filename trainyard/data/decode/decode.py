@@ -51,6 +51,7 @@ from trainyard.data.decode.packed_record import (
     record_of_pixels,
 )
 from trainyard.data.decode.rendering import (
+    MAX_PIXELS,
     PLAIN,
     Range,
     Rendering,
@@ -84,8 +85,6 @@ _BANDS, _BITS = 277, 258  # tags of a TIFF
 _KnownCrops = RandomCropParameters | CentralCrop
 """Crops that the extension makes by itself, once it has read the header of an image."""
 
-MAX_PIXELS = 178_956_970  # Pillow's own limit; larger images are taken for decompression bombs
-
 
 class BadImageError(Exception):
     """An image that cannot be decoded; the text is the reason."""
@@ -109,7 +108,8 @@ def decode_batch(
     coefficients without the extension.
     """
     are_pictures = out_BHWC.shape[3] in _OF_PICTURES
-    if decoder is None or rendering.exif or not are_pictures or not isinstance(crop, _KnownCrops):
+    is_sized = rendering.exif or rendering.max_pixels < MAX_PIXELS  # the extension's own limit
+    if decoder is None or is_sized or not are_pictures or not isinstance(crop, _KnownCrops):
         return _decode_sized(
             images, crop, out_BHWC, interpolation, decoder=decoder, seek=seek, rendering=rendering
         )
@@ -143,11 +143,11 @@ def _decode_sized(
 ) -> dict[int, str]:
     """`decode_batch` in steps: the sizes, and orientations, of all images, then their boxes."""
     contents, unreadable = contents_of(images)
-    stored, shape = in_memory(contents), out_BHWC.shape[1:]
+    stored, shape, limit = in_memory(contents), out_BHWC.shape[1:], rendering.max_pixels
     decoder = decoder if shape[2] in _OF_PICTURES else None
-    sizes, status = native_sizes(stored, decoder)
+    sizes, status = native_sizes(stored, decoder, limit)
     orientations = native_orientations(contents, status) if rendering.exif else None
-    bad = _pillow_sizes(contents, sizes, status, orientations) | unreadable
+    bad = _pillow_sizes(contents, sizes, status, orientations, limit=limit) | unreadable
     crops = crop(sizes if orientations is None else upright_sizes(sizes, orientations))
     if crops.pad is not None:
         how = partial(
@@ -208,14 +208,14 @@ def _decode_padded(
 
 
 def native_sizes(
-    stored: EncodedSpans, decoder: "core.Decoder | None"
+    stored: EncodedSpans, decoder: "core.Decoder | None", limit: int = MAX_PIXELS
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     """Sizes from the headers, and a status; 1 x 1 where it is not 0: left to Pillow."""
     count = len(stored.which)
     sizes, status = np.ones((count, 2), np.int64), np.ones(count, np.uint8)
     if decoder is not None:
         decoder.sizes(*stored, sizes, status)
-        status[sizes[:, 0] * sizes[:, 1] > MAX_PIXELS] = core.NOT_OURS
+        status[sizes[:, 0] * sizes[:, 1] > limit] = core.NOT_OURS
     return sizes, status
 
 
@@ -295,6 +295,8 @@ def _pillow_sizes(
     sizes: NDArray[np.int64],
     status: NDArray[np.uint8],
     orientations: Orientations | None,
+    *,
+    limit: int,
 ) -> dict[int, str]:
     """Fills in the sizes, and orientations, of images whose status is not 0.
 
@@ -303,7 +305,7 @@ def _pillow_sizes(
     bad = {}
     for position in np.flatnonzero(status).tolist():
         try:
-            sizes[position] = _size(contents[position])
+            sizes[position] = _size(contents[position], limit)
             if orientations is not None:
                 orientations[position] = image_orientation(contents[position])
         except BadImageError as error:
@@ -447,16 +449,23 @@ def _grey(pixels_HW: NDArray[Any]) -> Image.Image:
 
 
 def whole_image(content: bytes, rendering: Rendering = PLAIN) -> Image.Image:
-    """Any image as RGB, for display; BadImageError also for more than `MAX_PIXELS`.
+    """Any image as RGB, for display; BadImageError also for more than `max_pixels`.
 
     Of a multispectral image the first three channels; of two the first one.
     """
     with _blamed(content):
-        image = as_rgb(open_lazily(content, rendering.range), rendering)
-    image = upright(image, image_orientation(content)) if rendering.exif else image
-    if image.width * image.height > MAX_PIXELS:
-        raise BadImageError(f"{image.width} x {image.height} pixels are implausible")
-    return image
+        image = open_lazily(content, rendering.range)
+        _check_size(*image.size, rendering.max_pixels)
+        image = as_rgb(image, rendering)
+    return upright(image, image_orientation(content)) if rendering.exif else image
+
+
+def _check_size(width: int, height: int, limit: int) -> None:
+    if not 0 < width * height <= limit:
+        raise BadImageError(
+            f"{width} x {height} pixels, and data.max_pixels = {limit}: raise it if it is no "
+            "decompression bomb"
+        )
 
 
 def open_lazily(content: bytes, limits: Range | None = None) -> Image.Image:
@@ -521,12 +530,13 @@ def _resized(
     return pixels[:, ::-1] if crops.flips[0] else pixels
 
 
-def _size(content: bytes) -> tuple[int, int]:
+def _size(content: bytes, limit: int) -> tuple[int, int]:
+    if limit > MAX_PIXELS:
+        Image.MAX_IMAGE_PIXELS = None  # Pillow's limit, of the whole process
     with _blamed(content):
         shape = array_shape(content) if is_array(content) else None
         width, height = shape[1::-1] if shape else open_lazily(content).size
-    if not 0 < width * height <= MAX_PIXELS:
-        raise BadImageError(f"{width} x {height} pixels are implausible")
+    _check_size(width, height, limit)
     return width, height
 
 
@@ -542,6 +552,8 @@ def image_orientation(content: bytes) -> int:
 def _reason(content: bytes, error: Exception) -> str:
     if not content:
         return "the file is empty"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"{error} data.max_pixels = {MAX_PIXELS}: raise it if it is none"
     if isinstance(error, UnidentifiedImageError):
         is_heif = content[4:12] in (b"ftypheic", b"ftypheix", b"ftypmif1")
         return f"a HEIF image, {NEEDS_HEIF}" if is_heif else _of_tiff(content) or "not an image"

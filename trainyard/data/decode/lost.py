@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data.decode.array_file import is_array, pixels_of_array
-from trainyard.data.decode.decode import MAX_PIXELS, as_rgb, has_alpha, open_lazily
-from trainyard.data.decode.rendering import Range, deep_values, is_deep, written
+from trainyard.data.decode.decode import as_rgb, has_alpha, open_lazily
+from trainyard.data.decode.rendering import MAX_PIXELS, Range, deep_values, is_deep, written
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader, read_ahead
 from trainyard.data.sampler.plan import Ids

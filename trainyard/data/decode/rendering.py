@@ -16,6 +16,7 @@ Range = tuple[float, float]
 """The values that become 0 and 255."""
 Colour = tuple[int, int, int]
 BACKGROUND: Colour = (124, 116, 104)  # ImageNet's mean
+MAX_PIXELS = 178_956_970  # Pillow's own limit; larger images are taken for decompression bombs
 
 # The order of bytes whose upper one is the other's lower one; N is that of this machine.
 _SWAPPED = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
@@ -28,6 +29,7 @@ class Rendering(NamedTuple):
     exif: bool = False
     range: Range | None = None
     background: Colour = BACKGROUND
+    max_pixels: int = MAX_PIXELS
 
 
 PLAIN = Rendering()

@@ -15,7 +15,7 @@ from PIL import Image
 
 from trainyard.data._native import own_decoder
 from trainyard.data.decode.crops import CropParameters, Interpolation
-from trainyard.data.decode.decode import MAX_PIXELS, decode_batch, image_orientation
+from trainyard.data.decode.decode import decode_batch, image_orientation
 from trainyard.data.decode.rendering import Rendering
 from trainyard.data.storage.encoded import EncodedSpans, contents_of
 from trainyard.image_size import ImageSize, height_width, num_pixels
@@ -68,7 +68,7 @@ def put_encoded(
     for position, content in enumerate(contents):
         box, length = crops.boxes[position], len(content)
         fits = length <= rest_BN.shape[1]
-        if fits and _is_for_gpu(sizes[position], box, size):
+        if fits and _is_for_gpu(sizes[position], box, size, limit=rendering.max_pixels):
             entries[position] = (JPEG, length, box, crops.flips[position], crops.resizes_first)
             rest_BN[position, :length] = np.frombuffer(content, np.uint8)
         elif position not in bad:
@@ -113,6 +113,8 @@ def _jpeg_size(content: bytes) -> tuple[int, int]:
     return image.size if image.mode in ("L", "RGB") and not is_rgb else (1, 1)
 
 
-def _is_for_gpu(size: NDArray[np.int64], box: NDArray[np.float64], image_size: ImageSize) -> bool:
+def _is_for_gpu(
+    size: NDArray[np.int64], box: NDArray[np.float64], image_size: ImageSize, *, limit: int
+) -> bool:
     reductions = (box[2:] - box[:2]) / height_width(image_size)[::-1]
-    return 1 < size[0] * size[1] <= MAX_PIXELS and bool(reductions.max() <= _COARSEST)
+    return 1 < size[0] * size[1] <= limit and bool(reductions.max() <= _COARSEST)
