@@ -143,6 +143,17 @@ def test_the_background_goes_from_the_recipe_to_predictions_and_exports(averaged
     assert '"RGB", image.size, (1, 2, 3)' in card(about, "onnx", "m.onnx", Difference(0, 0, 0))
 
 
+@pytest.mark.parametrize("kind", ["onnx", "pt2-photograph"])
+def test_the_code_on_a_card_maps_grey_from_the_range(averaged: Path, kind: str) -> None:
+    about = describe(load(averaged, overrides={"data.range": "[1000, 3000]"}))
+    text = card(about, kind, "m", Difference(0, 0, 0))
+    code = text[text.index("if image.mode") : text.index("if image.has_transparency_data")]
+    for pixels in (GREY_HW, GREY_HW.astype(np.float32)):
+        names: dict[str, Any] = {"image": Image.fromarray(pixels), "np": np, "Image": Image}
+        exec(code, names)
+        assert np.array_equal(np.asarray(names["image"]), in_8_bits(GREY_HW))
+
+
 def test_a_report_shows_images_as_the_run_reads_them() -> None:
     keys = {"data.range": [1, 2], "data.exif": True, "data.background": [1, 2, 3], "optim.lr": 1}
     run_of_keys = cast(Run, SimpleNamespace(recipe=keys))

@@ -5,6 +5,7 @@ Both sides of a loader process import this module: pydantic and torch stay out.
 
 import io
 import sys
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +46,18 @@ def mapped(values: NDArray[Any], limits: Range) -> NDArray[np.uint8]:
 
     Values outside are clipped, halves go to the even number, and NaN is 0.
     """
+    if values.dtype.kind == "u" and values.dtype.itemsize == 2:
+        found: NDArray[np.uint8] = _table(limits)[values]
+        return found
+    return _mapped(values, limits)
+
+
+@lru_cache(maxsize=4)
+def _table(limits: Range) -> NDArray[np.uint8]:
+    return _mapped(np.arange(1 << 16), limits)
+
+
+def _mapped(values: NDArray[Any], limits: Range) -> NDArray[np.uint8]:
     low, high = limits
     scaled = (np.clip(values.astype(np.float64), low, high) - low) * (255 / (high - low))
     return np.rint(np.nan_to_num(scaled)).astype(np.uint8)
