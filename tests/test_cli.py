@@ -68,6 +68,10 @@ ALIASES = """
 --seed 3 | --run.seed 3
 --model resnet18 | --model.name resnet18
 --pretrained | --model.checkpoint timm
+--pretrained=False | --model.checkpoint none
+--pretrained true | --model.checkpoint timm
+--pretrained=a.safetensors | --model.checkpoint a.safetensors
+--resume=false | --run.resume never
 --resume | --run.resume auto
 --resume runs/a | --run.resume runs/a
 --output 'runs/a b' | --run 'runs/a b'
@@ -84,6 +88,24 @@ def test_usual_words_are_aliases(command: str, line: str) -> None:
     assert words == [*command.split(), f"{name}={value}", "--json"]
     assert remarks == [f"{theirs} is {ours}{SAID.get(name, '')}"]
     assert with_our_names(shlex.split(f"evaluate x {theirs}"))[1] == []
+
+
+def test_a_switch_leaves_the_recipe() -> None:
+    words, _ = with_our_names(["train", "--pretrained", "debug"])
+    assert words == ["train", "--model.checkpoint=timm", "debug"]
+    words, _ = with_our_names(["sweep", "debug", "--pretrained", "true,no"])
+    assert words == ["sweep", "debug", "--model.checkpoint=timm,none"]
+
+
+def test_a_run_to_resume_stands_for_the_recipe(
+    finished: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    for option in ("--resume", "--run.resume"):
+        command = ("launch", "local", "--ranks", "2", option, finished, "--dry-run")
+        assert run(*command) == 0
+        assert f"train {finished}/recipe.toml --run {finished}" in capsys.readouterr().out
+    error = refused("train", "--resume", tmp_path)
+    check(error, "option.missing", names="RECIPE")
 
 
 def test_no_alias_is_an_option_of_ours() -> None:

@@ -37,7 +37,6 @@ WRONG_WORDS: list[tuple[str, str, dict[str, str], list[str]]] = [
     ("train debug --optim.lr", "option.needs-value", {"option": "--optim.lr"}, []),
     ("train debug --optim.lr --json", "option.needs-value", {"option": "--optim.lr"}, []),
     ("train debug --output", UNKNOWN, {"option": "--output"}, []),
-    ("train debug --pretrained=no", UNKNOWN, {"option": "--pretrained=no"}, []),
     ("train --resume runs/a", "option.missing", {"names": "RECIPE"}, []),
     ("train debug --optim.lr 0", "recipe.invalid-value", {"key": "optim.lr", "value": "0"}, []),
     (
@@ -114,6 +113,12 @@ def suggested(error: TrainyardError) -> list[str]:
 )
 def test_wrong_options(arguments: str, meant: str) -> None:
     check(refused(*shlex.split(arguments)), UNKNOWN, hint=f"; did you mean {meant}?")
+
+
+@pytest.mark.parametrize("option", ["--gpus", "--ranks", "--device", "--nproc"])
+def test_a_sweep_takes_gpus_by_itself(option: str) -> None:
+    error = refused("sweep", "debug", "--optim.lr", "1,2", option, "2")
+    assert "CUDA_VISIBLE_DEVICES" in str(error.fields["hint"])
 
 
 def test_an_error_is_one_line_on_stderr(capsys: Capture) -> None:

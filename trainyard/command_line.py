@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.distributed import discover_or_alone
 from trainyard.errors import InputError, NotSaved, Stopped, TrainyardError
-from trainyard.files import WRITER, disk_error
+from trainyard.files import WRITER, RunDirectory, disk_error
 from trainyard.hints import as_question, closest, hint_at_argument, with_our_names
 from trainyard.installation import VERSION, remark_on_other_distribution
 from trainyard.printable import printable
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"trainyard: {remark}", file=sys.stderr)
         given, remarks = with_our_names(given)
         words, overrides = split_overrides(given)
-        options, unknown = _parser(words).parse_known_args(words)
+        options, unknown = _parsed(words, overrides)
         _check_working_directory()
         if unknown:
             raise _unknown_argument(unknown[0], given, options)
@@ -95,6 +95,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if shown is None:
             raise
         return print_error(shown, as_json="--json" in given)
+
+
+def _parsed(words: list[str], overrides: dict[str, str]) -> tuple[argparse.Namespace, list[str]]:
+    """The options; a run to resume stands for the recipe if there is none."""
+    try:
+        return _parser(words).parse_known_args(words)
+    except InputError as error:
+        run = overrides.get("run.resume", "")
+        is_missing = "RECIPE" in str(error.fields.get("names")) and words[0] in ("train", "launch")
+        if not is_missing or not RunDirectory(Path(run)).recipe.is_file():
+            raise
+        del overrides["run.resume"]
+        return _parser(words).parse_known_args([*words, run])
 
 
 def _code_with_output(code: int, *, is_run: bool) -> int:

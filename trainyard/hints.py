@@ -14,15 +14,25 @@ _CUTOFF = 0.7  # of difflib's ratio; suggestions below it would be guesses
 _NUMBER = re.compile(r"\d+")
 # On keys whose values are of a GPU, or of all of them, elsewhere.
 _REMARKS = {"batch.size": " (of all ranks together)", "data.threads": " (of each rank)"}
-_BARE = {"run.resume": "auto", "model.checkpoint": "timm"}  # values of aliases without one
-# Targets of other trainers' options that a command does not have, with those commands.
+_BOOLEANS = {"true": 0, "yes": 0, "1": 0, "false": 1, "no": 1, "0": 1}
+# What these stand for in keys that are a switch elsewhere.
+_SWITCHES = {"run.resume": ("auto", "never"), "model.checkpoint": ("timm", "none")}
+# Hints of commands at options of other trainers that they do not have.
+_ON_GPUS = "each run takes a GPU of its own: CUDA_VISIBLE_DEVICES limits which"
 _ELSEWHERE = {
-    "gpus": (("train",), "; did you mean trainyard launch local RECIPE --gpus {}?"),
-    "ranks": (("train",), "; did you mean trainyard launch local RECIPE --ranks {}?"),
-    "CUDA_VISIBLE_DEVICES": (
+    "gpus": {
+        "train": "did you mean trainyard launch local RECIPE --gpus {}?",
+        "sweep": _ON_GPUS,
+    },
+    "ranks": {
+        "train": "did you mean trainyard launch local RECIPE --ranks {}?",
+        "sweep": _ON_GPUS,
+    },
+    "CUDA_VISIBLE_DEVICES": dict.fromkeys(
         ("train", "launch", "evaluate", "predict", "doctor"),
-        "; each rank takes a GPU of its machine by itself: CUDA_VISIBLE_DEVICES limits which",
-    ),
+        "each rank takes a GPU of its machine by itself: CUDA_VISIBLE_DEVICES limits which",
+    )
+    | {"sweep": _ON_GPUS},
 }
 
 
@@ -139,14 +149,14 @@ def with_our_names(words: Sequence[str]) -> tuple[list[str], list[str]]:
         meaning = foreign_names().get(name[2:].replace("-", "_"), "")
         is_alias = name.startswith("--") and meaning.startswith(_ALIAS)
         target, form = from_other_trainer(name[2:])
-        takes = is_alias and "{}" in form
-        if takes and not mark and queue and not queue[0].startswith("--"):
+        following = "--" if mark or not (is_alias and queue) else queue[0]
+        may_take = name != "--pretrained" or following.split(",")[0].lower() in _BOOLEANS
+        if may_take and not following.startswith("--"):
             mark, value = " ", queue.pop(0)
-        if is_alias and not mark:
-            text = _BARE.get(target, "")
-        else:  # a sweep has several values
-            text = ",".join(map(form.format, value.split(","))) if takes else ""
-        if not text:
+        values = value.split(",") if mark else ["true"] * (target in _SWITCHES)
+        # A sweep has several values.
+        text = ",".join(_switched(target, form.format(each)) for each in values)
+        if not (is_alias and text):
             ours.append(word)
             continue
         given = f"{name}{mark}{shlex.quote(value) if mark else ''}"
@@ -154,6 +164,13 @@ def with_our_names(words: Sequence[str]) -> tuple[list[str], list[str]]:
         ours.append(f"--{target}={text}")
         remarks.append(f"{given} is --{target} {shlex.quote(text)}{_REMARKS.get(target, '')}")
     return ours + queue, remarks
+
+
+def _switched(target: str, value: str) -> str:
+    """The value of a key that stands for "true" or "false", and else the value itself."""
+    if target in _SWITCHES and value.lower() in _BOOLEANS:
+        return _SWITCHES[target][_BOOLEANS[value.lower()]]
+    return value
 
 
 @cache
@@ -183,8 +200,8 @@ def hint_at_argument(word: str, value: str | None, known: Collection[str], comma
     target, form = ("", "") if names else from_other_trainer(name)
     if target in known:
         names, value = [target], form.format(value) if value or "{}" not in form else None
-    elif command in (other_option := _ELSEWHERE.get(target, ((), "")))[0]:
-        return other_option[1].format(value if value and value.isdecimal() else "N")
+    elif text := _ELSEWHERE.get(target, {}).get(command):
+        return f"; {text.format(value if value and value.isdecimal() else 'N')}"
     given = "" if value is None else f" {shlex.quote(value)}"
     names = (names or misspelt(name, known))[:3]
     return as_question([f"--{each}{given}{_REMARKS.get(each, '')}" for each in names])

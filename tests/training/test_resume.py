@@ -17,6 +17,7 @@ from tests.errors import check, raises, refused
 from tests.runs import (
     NUM_STEPS,
     curve,
+    events,
     on_each_step,
     recipe,
     words,
@@ -25,8 +26,15 @@ from tests.spawn import spawn, train_joined
 from tests.steps import save_checkpoint
 from tests.training.test_checkpoint import state_at
 from trainyard.config import RunConfig, all_keys, load_recipe
+from trainyard.course import build_course
 from trainyard.files import RunDirectory, check_run, find_checkpoint, write_text
-from trainyard.run.resume import claim_directory, is_new_run, resume, startup_facts
+from trainyard.run.resume import (
+    check_end,
+    claim_directory,
+    is_new_run,
+    resume,
+    startup_facts,
+)
 from trainyard.run.trainer import train
 from trainyard.training.step import TrainStep
 from trainyard.world import World
@@ -80,6 +88,8 @@ def test_a_named_run_goes_on_also_to_another_end(digits: Path, tmp_path: Path) -
     assert [*curve(run_folder, "train")][-1] == 2
     assert run("train", run_folder, "--run.length", "4 steps", "--quiet") == 0
     assert [*curve(run_folder, "train")] == [1, 2, 3, 4]
+    (event,) = events(run_folder, "new end")
+    assert (event["step"], event["message"]) == (2, "run.length: 2 steps -> 4 steps")
     assert load_recipe(str(RunDirectory(run_folder).recipe)).run.length == "4 steps"
     (tmp_path / "moved").symlink_to(digits)
     assert run("train", run_folder, "--data", tmp_path / "moved", "--quiet") == 0
@@ -87,6 +97,25 @@ def test_a_named_run_goes_on_also_to_another_end(digits: Path, tmp_path: Path) -
     for change in (("--optim.lr", "1"), ("--schedule.image_size", '["1 steps: 48"]')):
         more = (*change, "--run.length", "6 steps")
         check(refused("train", run_folder, *more), "run.recipe-differs", hint="")
+
+
+def test_a_run_does_not_end_before_its_checkpoint(digits: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert run(*words(digits, first, {"run.length": "3 steps"})) == 0
+    files = [first / "recipe.toml", first / "metrics.jsonl"]
+    before = [file.read_bytes() for file in files]
+    beyond = {"length": "2 steps", "num_steps": 2, "step": 3}
+    check(refused("train", first, "--run.length", "2 steps"), "run.beyond-end", **beyond)
+    assert [file.read_bytes() for file in files] == before
+    shorter = words(digits, second, {"run.length": "2 steps", "run.resume": str(first)})
+    check(refused(*shorter), "run.beyond-end", **beyond)
+
+
+def test_only_more_passes_than_wanted_are_beyond_the_end() -> None:
+    course = build_course("1 epochs", epoch_samples=10, batch=2, image_size=8)
+    check_end(course, 7, {"ends": [7]})  # ranks of different numbers of samples
+    with raises("run.beyond-end", step=14):
+        check_end(course, 14, {"ends": [7, 14]})
 
 
 def test_a_second_run_is_refused_from_the_moment_that_the_first_has_its_recipe(

@@ -8,7 +8,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from trainyard.config import RunConfig, load_recipe, to_toml
 from trainyard.course import Course
 from trainyard.data._native import is_built
 from trainyard.data.device.feed import TrainingFeed
-from trainyard.data.device.join import JoinFeed
+from trainyard.data.device.join import JoinFeed, num_passes
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.errors import CheckpointError, DataError, DivergedError
 from trainyard.files import (
@@ -128,9 +128,8 @@ def claim_directory(
     Yields a check, for before each write: CheckpointError if another directory has its path by now,
     such as that of a new run. CheckpointError or DataError, on all ranks, if another process trains
     in it or it holds a run of another recipe or other data. A directory without results yet takes
-    the given recipe and data; one that `is_named` takes another end. The lock ends with the
-    process that holds it; the ranks of a launcher wait `patience_s` seconds for those of a lost one
-    to end.
+    the given recipe and data; for one that `is_named` see take_end. The lock ends with the process
+    that holds it; the ranks of a launcher wait `patience_s` seconds for those of a lost one to end.
     """
     lock: int | None = None
 
@@ -160,8 +159,6 @@ def _claim(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]
     saver.recover(folder.checkpoints)
     if _has_begun(folder):
         check_same(folder, config, fingerprints)
-        if folder.is_named:
-            write_text(folder.recipe, to_toml(config))
         return
     environment = describe_environment() | {"fingerprints": fingerprints}
     environment["command"] = [without_secrets(word) for word in environment["command"]]
@@ -307,6 +304,36 @@ def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None
             )
 
 
+def take_end(folder: RunDirectory, config: RunConfig, course: Course, world: World) -> str:
+    """Record the recipe of a run that is named; returns what changed, on the first rank, or "".
+
+    CheckpointError, on all ranks, if the run is beyond its new end.
+    """
+    changed: list[str] = []
+    with together(world):
+        if folder.is_named and world.is_first:
+            changed = differences(load_recipe(str(folder.recipe)), config)
+            if changed and (latest := folder.checkpoints / "latest").exists():
+                progress = checkpoint.read_progress(latest)
+                check_end(course, progress["step"], progress["stream"])
+            write_text(folder.recipe, to_toml(config))
+    return "; ".join(changed)
+
+
+def check_end(course: Course, step: int, stream: Mapping[str, Any]) -> None:
+    """CheckpointError for a step, or ends of passes in a stream, beyond the end of a course."""
+    passes, ends = num_passes(course), len(stream.get("ends", ()))
+    if step > course.num_steps if passes is None or not ends else ends > passes:
+        raise CheckpointError(
+            "run.beyond-end",
+            "run.length = {length!r} ends at step {num_steps}, and the checkpoint is of step "
+            "{step}: give a longer --run.length",
+            length=course.length,
+            num_steps=course.num_steps,
+            step=step,
+        )
+
+
 def is_new_run(setting: str, folder: RunDirectory, world: World) -> bool:
     """True if there is no checkpoint to resume from, so that initial weights are needed."""
     with together(world):
@@ -323,7 +350,7 @@ def resume(
     world: World,
     report: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Load the checkpoint that `asked` (`run.resume`) stands for, if there is one, into `state`."""
+    """Load into `state` the checkpoint that `setting`, `run.resume`, stands for, if any."""
     with together(world):
         choice = _find(setting, folder) if world.is_first else (None, [])
     # All ranks use the first one's choice, as it alone has checked every byte.

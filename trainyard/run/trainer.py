@@ -39,7 +39,14 @@ from trainyard.run.labels import labels_of
 from trainyard.run.loggers import Loggers, open_loggers
 from trainyard.run.metrics import Reporter, ideal_seconds
 from trainyard.run.predict import counted, predict
-from trainyard.run.resume import claim_directory, resume, roll_back, startup_facts
+from trainyard.run.resume import (
+    check_end,
+    claim_directory,
+    resume,
+    roll_back,
+    startup_facts,
+    take_end,
+)
 from trainyard.run.summary import run_summary
 from trainyard.training.checkpoint import evaluation_weights
 from trainyard.training.predictions import summary
@@ -86,7 +93,8 @@ def train_joined(
         open_loggers(config, folder, parts.course, check, world=world, console=console) as sinks,
     ):
         watchdog.write_to(folder.stacks)
-        trainer = Trainer(parts, sinks, watchdog)
+        new_end = take_end(folder, config, parts.course, world)
+        trainer = Trainer(parts, sinks, watchdog, new_end)
         with _recording_failure(trainer, check):
             return sinks.concluded(trainer.train())
 
@@ -109,10 +117,12 @@ class Trainer:
     A part that the recipe leaves out does nothing; none is missing.
     """
 
-    def __init__(self, parts: Parts, sinks: Loggers, watchdog: Watchdog) -> None:
+    def __init__(self, parts: Parts, sinks: Loggers, watchdog: Watchdog, new_end: str = "") -> None:
+        """`new_end`: see take_end."""
         config, world, course = parts.config, parts.world, parts.course
         self.parts, self.config, self.world, self.course = parts, config, world, course
         self.sinks, self.watchdog, self.heartbeat = sinks, watchdog, watchdog.heartbeat
+        self.new_end = new_end
         peak = peak_flops(parts.device, config.batch.precision)
         ideal_s = ideal_seconds(course, parts.model, peak, channels=config.data.channels)
         self.averager = parts.averager
@@ -352,6 +362,9 @@ class Trainer:
             world=self.world,
             report=lambda event: None if self._is_complete() else self.report(event),
         )
+        check_end(self.course, self.state.step, self.state.stream)
+        if self.new_end:
+            self.report({"kind": "event", "event": "new end", "message": self.new_end})
         if not self._is_complete():
             self._report_head()
         return self._is_complete()
