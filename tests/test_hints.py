@@ -1,24 +1,33 @@
 """Suggestions: near misses, and other trainers' names for keys and options."""
 
 import re
+import tomllib
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
 from tests.docs.pages import DOCS, options_of_training, rows_beside_ours
+from tests.errors import raises
+from trainyard import hints
+from trainyard.command_line import COMMANDS
 from trainyard.config import RunConfig, all_keys, override
 from trainyard.hints import (
+    ALIASES,
     closest,
     foreign_names,
     from_other_trainer,
     hint_at_argument,
     ignoring_punctuation,
+    instead_of,
     near_pattern,
     nearest,
+    with_our_names,
 )
 
 VALUES = {"augment.randaugment": "rand-m9-n2", "optim.betas": "0.9,0.95", "model.name": "resnet50"}
-VALUES |= {"augment.label_smoothing": "0.1"}
+VALUES |= {"augment.label_smoothing": "0.1", "loss.bce_threshold": "0.2", "data.val_share": "0.1"}
+VALUES |= {"augment.mix_mode": "pair", "data.interpolation": "bicubic"}
 VALUES |= {"optim.name": "adamw", "schedule.name": "cosine", "augment.erasing_mode": "pixel"}
 
 
@@ -56,17 +65,86 @@ def test_patterns_that_are_suggested_fit() -> None:
     assert near_pattern("qqq", names) == ""
 
 
-# Of timm, Hugging Face, Lightning, Ultralytics and torchvision; each was taken for another.
-OF_OTHERS = """
-warmup_ratio warmup_steps warmup_momentum warmup-lr batch size name eval eval_steps lrf fraction
-train-split drop clip-mode decay-rate vflip lr_scheduler_type do_train norm-weight-decay weights
-"""
+KNOWN = ("data", "run", "json", "quiet", "plain", "all-ranks", *all_keys())  # of `train`
+# Words that follow a key in a text.
+WORDS = ["and", "has", "is", "of", "sets", "takes", "weighs", "step", "module:function"]
+# What a value needs beside it.
+BESIDE = {
+    "augment.mix_mode": {"augment.mixup": "1"},
+    "augment.switch_prob": {"augment.cutmix": "1", "augment.mixup": "1"},
+    "loss.bce_threshold": {"loss.name": "bce"},
+    "model.ema_cpu": {"model.ema_decay": "0.9"},
+    "schedule.gamma": {"schedule.name": "step", "schedule.milestones": '["30 epochs"]'},
+    "schedule.milestones": {"schedule.name": "step"},
+    "schedule.warmup_from": {"schedule.warmup": "1 epoch"},
+}
+FLAGS = Path(__file__).parent / "cli" / "foreign_flags"
 
 
-@pytest.mark.parametrize("word", OF_OTHERS.split())
+@pytest.mark.parametrize("trainer", [path.stem for path in FLAGS.iterdir()])
+def test_every_flag_of_other_trainers_has_an_answer(trainer: str) -> None:
+    """An alias, a line to type, or what to do instead: none is guessed."""
+    flags = (FLAGS / f"{trainer}.txt").read_text().split()
+    assert flags == sorted(set(flags)) and len(flags) > 50
+    aliases = {flag for flag in flags if with_our_names(["train", f"--{flag}", "1"])[1]}
+    asked = {flag for flag in flags if hint_at_argument(f"--{flag}", "1", KNOWN, "train")}
+    assert {*flags} - aliases - asked - {"data"} == set()
+    others = asked - foreign_names().keys()
+    assert {flag for flag in others if not ignoring_punctuation(flag, KNOWN)} == set()
+
+
+def check_value(key: str, text: str) -> None:
+    beside = BESIDE.get(key, {}) | ({} if key == "optim.momentum" else {"optim.name": "adamw"})
+    override(RunConfig(), beside | {key: text})
+
+
+def test_what_to_do_instead_is_valid() -> None:
+    """Keys with their values, and commands. No name stands twice."""
+    table = tomllib.loads(Path(hints.__file__).with_name("foreign_names.toml").read_text("utf-8"))
+    texts = table.pop("instead")
+    names = [*table, *ALIASES, *(name for names in texts.values() for name in names.split())]
+    assert len(names) == len({*names})
+    for key, value in re.findall(r"--(\w+\.\w+)(?: ('[^']*'|[\w.,:-]+))?", "\n".join(texts)):
+        assert key in all_keys()
+        if value and not value.isupper() and value not in WORDS:
+            check_value(key, value.strip("'"))
+    commands = re.findall(r"trainyard (\w+)", "\n".join(texts))
+    assert {*commands} <= COMMANDS.keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("--per_device_train_batch_size", "32"), "on all devices together"),
+        (("--warmup_ratio", "0.1"), "--schedule.warmup '10%'"),
+        (("--compile",), "--optim.compile"),
+        (("--mixup", "0.2"), "--augment.mixup 0.2 (alpha"),
+        (("epochs=3",), "--run.length '3 epochs'"),
+        (("imgsz=96",), "--data.image_size 96"),
+    ],
+)
+def test_another_meaning_is_said(words: tuple[str, ...], meant: str) -> None:
+    assert meant in hint_at_argument(words[0], [*words, None][1], KNOWN, "train")
+
+
+@pytest.mark.parametrize(
+    ("key", "code", "hint"),
+    [
+        ("trainer.max_epochs", "recipe.unknown-section", "run.length"),
+        ("trainer.strategy", "recipe.unknown-section", "average.name"),
+        ("optim.warmup_ratio", "recipe.unknown-key", "schedule.warmup"),
+        ("trainer.nonsense", "recipe.unknown-section", "recipes --keys"),
+    ],
+)
+def test_a_key_of_another_trainer_has_the_same_answer(key: str, code: str, hint: str) -> None:
+    with raises(code) as caught:
+        override(RunConfig(), {key: "1"})
+    assert hint in str(caught.value.fields["hint"])
+
+
+@pytest.mark.parametrize("word", ["decay", "size", "order", "every", "evaluate_all", "drop_last_n"])
 def test_another_quantity_is_no_hint(word: str) -> None:
-    known = {option.lstrip("-") for option in options_of_training()} | all_keys().keys()
-    assert hint_at_argument(f"--{word}", "1", known, "train") == ""
+    assert hint_at_argument(f"--{word}", "1", KNOWN, "train") == ""
 
 
 @pytest.mark.parametrize(
@@ -89,17 +167,15 @@ def test_a_misspelt_key_is_a_hint(word: str, meant: str) -> None:
 @pytest.mark.parametrize("name", foreign_names())
 def test_other_trainers_names_lead_to_values_that_are_valid(name: str) -> None:
     target, form = from_other_trainer(name.replace("_", "-"))
-    if not target:  # no hint
+    if not target or instead_of(name):
         return
     if "." not in target:
         assert f"--{target}" in options_of_training() or target == "CUDA_VISIBLE_DEVICES"
         return
-    is_alias = foreign_names()[name].startswith("alias ")
-    assert is_alias or not ignoring_punctuation(name, all_keys()), "the key has that name itself"
-    value = {target: form.format(VALUES.get(target, "1"))}
-    override(
-        RunConfig(), ({"optim.name": "adamw"} | value) if target != "optim.momentum" else value
+    assert name in ALIASES or not ignoring_punctuation(name, all_keys()), (
+        "the key has that name itself"
     )
+    check_value(target, form.format(VALUES.get(target, "1")))
 
 
 @pytest.mark.parametrize("trainer", ["timm", "torchvision"])
@@ -109,6 +185,10 @@ def test_the_documentation_maps_them_in_the_same_way(trainer: str) -> None:
         for flag in re.findall(r"`--([\w-]+)", theirs):
             documented[flag] |= set(re.findall(r"`(?:--)?([a-z_.]+)", ours))
     keys = {flag: from_other_trainer(flag)[0] for flag in documented}
-    ours_of = {flag: key for flag, key in keys.items() if key and key != "CUDA_VISIBLE_DEVICES"}
+    ours_of = {
+        flag: key
+        for flag, key in keys.items()
+        if key not in ("", ";") and key != "CUDA_VISIBLE_DEVICES"
+    }
     assert len(ours_of) > 10
     assert [flag for flag, key in ours_of.items() if key not in documented[flag]] == []

@@ -27,6 +27,7 @@ from trainyard.hints import (
     did_you_mean,
     from_other_trainer,
     ignoring_punctuation,
+    instead_of,
     misspelt,
 )
 from trainyard.model.config import ModelConfig
@@ -539,7 +540,9 @@ def _unknown(key: str, value: Any) -> RecipeError:
     if "." in key:
         return unknown_key(key, all_keys())
     if isinstance(value, dict):
-        hint = did_you_mean(key, RunConfig.model_fields)
+        hint = did_you_mean(key, RunConfig.model_fields) or _meant(
+            f"{key}.{next(iter(value), '')}", all_keys()
+        )
         return RecipeError(
             "recipe.unknown-section",
             "unknown recipe section {section!r}{hint}",
@@ -568,7 +571,9 @@ def _meant(key: str, keys: Collection[str]) -> str:
         return did_you_mean(target, keys)
     meant = ignoring_punctuation(key, keys) or misspelt(key, keys)
     return (
-        as_question([repr(name) for name in meant[:3]]) or "; `trainyard recipes --keys` lists all"
+        as_question([repr(name) for name in meant[:3]])
+        or instead_of(key.rpartition(".")[2])
+        or "; `trainyard recipes --keys` lists all"
     )
 
 

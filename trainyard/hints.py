@@ -9,11 +9,23 @@ from functools import cache
 from itertools import takewhile
 from pathlib import Path
 
-_ALIAS = "alias "  # the mark of a name that is accepted
+ALIASES = {
+    "batch_size": "batch.size",
+    "epochs": "run.length {} epochs",
+    "lr": "optim.lr",
+    "model": "model.name",
+    "output": "run",
+    "pretrained": "model.checkpoint",
+    "resume": "run.resume",
+    "seed": "run.seed",
+    "workers": "data.threads",
+}
+"""Options of other trainers that `train`, `launch` and `sweep` take, and say what they are here."""
 _CUTOFF = 0.7  # of difflib's ratio; suggestions below it would be guesses
 _NUMBER = re.compile(r"\d+")
 # On keys whose values are of a GPU, or of all of them, elsewhere.
 _REMARKS = {"batch.size": " (of all ranks together)", "data.threads": " (of each rank)"}
+_REMARKS |= dict.fromkeys(("augment.mixup", "augment.cutmix"), " (alpha of Beta, no probability)")
 _BOOLEANS = {"true": 0, "yes": 0, "1": 0, "false": 1, "no": 1, "0": 1}
 # What these stand for in keys that are a switch elsewhere.
 _SWITCHES = {"run.resume": ("auto", "never"), "model.checkpoint": ("timm", "none")}
@@ -134,7 +146,7 @@ def near_pattern(pattern: str, names: Sequence[str]) -> str:
 def from_other_trainer(word: str) -> tuple[str, str]:
     """The key or option behind another trainer's name, "" if unknown, and its value's form."""
     meaning = foreign_names().get(word.replace("-", "_").lower(), "")
-    target, _, form = meaning.removeprefix(_ALIAS).partition(" ")
+    target, _, form = meaning.partition(" ")
     return target, form or "{}"
 
 
@@ -146,17 +158,16 @@ def with_our_names(words: Sequence[str]) -> tuple[list[str], list[str]]:
     while queue and words[0] in ("train", "launch", "sweep"):
         word = queue.pop(0)
         name, mark, value = word.partition("=")
-        meaning = foreign_names().get(name[2:].replace("-", "_"), "")
-        is_alias = name.startswith("--") and meaning.startswith(_ALIAS)
-        target, form = from_other_trainer(name[2:])
-        following = "--" if mark or not (is_alias and queue) else queue[0]
+        meaning = ALIASES.get(name[2:].replace("-", "_")) if name.startswith("--") else None
+        target, _, form = (meaning or "").partition(" ")
+        following = "--" if mark or not (meaning and queue) else queue[0]
         may_take = name != "--pretrained" or following.split(",")[0].lower() in _BOOLEANS
         if may_take and not following.startswith("--"):
             mark, value = " ", queue.pop(0)
         values = value.split(",") if mark else ["true"] * (target in _SWITCHES)
         # A sweep has several values.
-        text = ",".join(_switched(target, form.format(each)) for each in values)
-        if not (is_alias and text):
+        text = ",".join(_switched(target, (form or "{}").format(each)) for each in values)
+        if not (meaning and text):
             ours.append(word)
             continue
         given = f"{name}{mark}{shlex.quote(value) if mark else ''}"
@@ -175,10 +186,22 @@ def _switched(target: str, value: str) -> str:
 
 @cache
 def foreign_names() -> dict[str, str]:
-    """Ours by the names of other trainers, with the form of the value if it differs."""
+    """Ours by the names of other trainers, with the form of the value if it differs.
+
+    Of names without one of ours: "; " and what to do.
+    """
     import tomllib
 
-    return tomllib.loads((Path(__file__).parent / "foreign_names.toml").read_text("utf-8"))
+    ours = tomllib.loads((Path(__file__).parent / "foreign_names.toml").read_text("utf-8"))
+    texts = ours.pop("instead")
+    instead = {name: f"; {text}" for text, names in texts.items() for name in names.split()}
+    return ALIASES | ours | instead
+
+
+def instead_of(word: str) -> str:
+    """What to do in place of another trainer's option that is none of ours, after "; ", or ""."""
+    meaning = foreign_names().get(word.replace("-", "_").lower(), "")
+    return meaning if meaning.startswith("; ") else ""
 
 
 def hint_at_argument(word: str, value: str | None, known: Collection[str], command: str) -> str:
@@ -188,20 +211,23 @@ def hint_at_argument(word: str, value: str | None, known: Collection[str], comma
     dashes, and its recipe keys.
     """
     name, mark, rest = word.partition("=")
-    if not word.startswith("-"):  # a key without its dashes, or a location without --data
+    if not word.startswith("-"):  # a key or an option without dashes, or a location
         if mark and "." in name and name in known:
             return as_question([f"--{shlex.quote(word)}"])
-        is_data = "data" in known and ("://" in word or os.path.isdir(word))
-        return as_question([f"--data {shlex.quote(word)}"]) if is_data else ""
+        if not mark or "://" in word or os.path.isdir(word):
+            is_data = "data" in known and ("://" in word or os.path.isdir(word))
+            return as_question([f"--data {shlex.quote(word)}"]) if is_data else ""
     name, value = name.lstrip("-"), rest if mark else value
     if foreign_names().get(name.replace("-", "_").lower()) == "":
         return ""
+    if "run.length" in known and (text := instead_of(name)):
+        return text
     names = ignoring_punctuation(name, known)
     target, form = ("", "") if names else from_other_trainer(name)
     if target in known:
         names, value = [target], form.format(value) if value or "{}" not in form else None
-    elif text := _ELSEWHERE.get(target, {}).get(command):
-        return f"; {text.format(value if value and value.isdecimal() else 'N')}"
+    elif elsewhere := _ELSEWHERE.get(target, {}).get(command):
+        return f"; {elsewhere.format(value if value and value.isdecimal() else 'N')}"
     given = "" if value is None else f" {shlex.quote(value)}"
     names = (names or misspelt(name, known))[:3]
     return as_question([f"--{each}{given}{_REMARKS.get(each, '')}" for each in names])
