@@ -123,10 +123,10 @@ def test_a_classifier_that_is_not_linear_is_refused() -> None:
 def test_evaluate_fits_and_all_commands_use_it(
     copied: Path, digits: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    def result(*arguments: object) -> Any:
-        return json.loads(shown(capsys, "evaluate", copied, *arguments, "--json"))
+    def result(*arguments: object, command: str = "evaluate") -> Any:
+        return json.loads(shown(capsys, command, copied, *arguments, "--json"))
 
-    before, fitted = result(), result("--temperature")
+    before, fitted = result(), result(command="calibrate")
     for prefix, weights in (("", ""), ("ema_", "ema")):
         assert fitted[f"{prefix}top1"] == before[f"{prefix}top1"]
         assert fitted[f"{prefix}loss"] < before[f"{prefix}loss"]
@@ -149,13 +149,13 @@ def test_evaluate_fits_and_all_commands_use_it(
         measured = json.loads(file.metadata()["evaluation"])
     assert measured["top1"] == fitted["ema_top1"]
     assert "loss" not in measured and "loss" not in card.partition("## Use")[0]  # it was before
-    assert result("--no-temperature") == before == result()
+    assert result("--remove", command="calibrate") == before == result()
     assert load_temperatures(newest(copied)) == {}
 
 
 def test_what_predict_would_not_repeat_is_not_fitted(copied: Path, some: Path) -> None:
     """Three of ten classes are told apart with more confidence."""
-    fit = ("evaluate", copied, "--temperature")
+    fit = ("calibrate", copied)
     for key, value in (("data.eval_size", 64), ("batch.precision", "bf16")):
         check(refused(*fit, f"--{key}", value), "temperature.other-keys", key=key)
     error = refused(*fit, "--data", some, "--batch.size", 7)
@@ -166,10 +166,11 @@ def test_what_predict_would_not_repeat_is_not_fitted(copied: Path, some: Path) -
 
 
 def test_other_weights_keep_theirs(copied: Path, capsys: Capture) -> None:
-    shown(capsys, "evaluate", copied, "--ema", "--temperature")
+    said = shown(capsys, "calibrate", copied, "--ema")
+    assert str(newest(copied)) in said.splitlines()[-1]
     before = load_temperatures(newest(copied))
     assert list(before) == ["ema"]
-    shown(capsys, "evaluate", copied, "--no-ema", "--temperature")
+    shown(capsys, "calibrate", copied, "--no-ema")
     assert load_temperatures(newest(copied)).items() > before.items()
 
 
@@ -180,9 +181,17 @@ def test_images_that_cannot_be_read_leave_it_alone(
     shutil.copytree(digits / "val", data)
     for path in data.glob("*/*"):
         path.write_text("no image")
-    command = ("evaluate", copied, "--data", data, "--temperature")
+    command = ("calibrate", copied, "--data", data)
     check(refused(*command), "data.none-readable", num_images=364)
     assert load_temperatures(newest(copied)) == {}
+
+
+@pytest.mark.parametrize(
+    ("option", "rest"), [("--temperature", ""), ("--no-temperature", " --remove")]
+)
+def test_the_options_of_before_name_the_command(option: str, rest: str) -> None:
+    hint = f"; did you mean trainyard calibrate runs/a{rest}?"
+    check(refused("evaluate", "runs/a", option), "option.unknown", option=option, hint=hint)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"": "x"}', '{"": 1e9}', '{"": NaN}'])

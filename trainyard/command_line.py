@@ -30,6 +30,7 @@ COMMANDS = {
     "launch": "train a recipe on several replicas",
     "sweep": "train a recipe with several values of its keys, and compare",
     "evaluate": "accuracy of a run or checkpoint on validation data",
+    "calibrate": "fit the temperature of a run's probabilities",
     "predict": "the classes that a run or checkpoint gives to images",
     "export": "a run or checkpoint for timm, ONNX or torch.export",
     "report": "a run, or several, as one HTML file",
@@ -53,7 +54,10 @@ _LIMITS = {
 }
 """Remedies by the text of a system error, whose number torch and importlib drop."""
 _RUNS = ("train", "launch", "sweep")
-_LOAD_TORCH = ("train", "sweep", "evaluate", "predict", "export", "estimate", "doctor", "bench")
+_LOAD_TORCH = (
+    *("train", "sweep", "evaluate", "calibrate", "predict", "export"),
+    *("estimate", "doctor", "bench"),
+)
 _OVERRIDE = re.compile(r"--(\w+\.\w+)(?:=(.*))?", re.DOTALL)
 
 
@@ -300,7 +304,8 @@ def _unknown_argument(word: str, given: Sequence[str], options: argparse.Namespa
     following = [*given[given.index(word) + 1 :], "--"][0]
     value = None if following.startswith("--") else following
     hint = hint_at_argument(word, value, known=[*options_here, *keys], command=options.command)
-    hint = hint.replace("RECIPE", shlex.quote(getattr(options, "recipe", "RECIPE")))
+    for name in ("recipe", "target"):
+        hint = hint.replace(name.upper(), shlex.quote(getattr(options, name, name.upper())))
     help_text = f"; see {options.parser.prog} --help"
     return InputError(
         "option.unknown", "unknown argument {option!r}{hint}", option=word, hint=hint or help_text

@@ -40,6 +40,8 @@ _ELSEWHERE = {
         "train": "did you mean trainyard launch local RECIPE --ranks {}?",
         "sweep": _ON_GPUS,
     },
+    "calibrate": {"evaluate": "did you mean trainyard calibrate TARGET?"},
+    "remove": {"evaluate": "did you mean trainyard calibrate TARGET --remove?"},
     "CUDA_VISIBLE_DEVICES": dict.fromkeys(
         ("train", "launch", "evaluate", "predict", "doctor"),
         "each rank takes a GPU of its machine by itself: CUDA_VISIBLE_DEVICES limits which",

@@ -65,12 +65,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     add_ema(parser, "all of them")
     add_views(parser)
-    add(
-        "--temperature",
-        action=argparse.BooleanOptionalAction,
-        help="fit a temperature on the data and keep it in the checkpoint, for predict and export; "
-        "--no-temperature removes it",
-    )
     _add_output(parser)
     parser.epilog = (
         "Recipe keys of the sections model, data and batch can be given as --SECTION.KEY "
@@ -106,8 +100,6 @@ def evaluate(options: argparse.Namespace) -> int:
     check_suffix(options.predictions, "--predictions", ".csv")
     check_suffix(options.suspects, "--suspects", ".csv")
     run_folder, checkpoint = check_target(options)
-    if options.temperature:
-        _check_own_keys(options.overrides)
     from trainyard.data.index.merge import validation_splits
     from trainyard.monitor.terminal import EscapingConsole
 
@@ -126,7 +118,6 @@ def evaluate(options: argparse.Namespace) -> int:
         labels=Path(options.labels) if options.labels else None,
         views=Views(options.flip, options.scales),
         ema=options.ema,
-        temperature=options.temperature,
     )
     world = discover()
     console = EscapingConsole(stderr=options.json, quiet=not world.is_first)
@@ -139,20 +130,6 @@ def evaluate(options: argparse.Namespace) -> int:
     else:
         print_result(result, options.per_class, options.confusions)
     return 0
-
-
-def _check_own_keys(keys: Iterable[str]) -> None:
-    """InputError for a key with which a temperature would not be that of `predict` and `export`."""
-    from trainyard.compare import PRACTICAL
-
-    for key in keys:
-        if key not in PRACTICAL and key != "batch.size":
-            raise InputError(
-                "temperature.other-keys",
-                "--temperature: predict and export use it with the run's own keys: leave --{key} "
-                "out",
-                key=key,
-            )
 
 
 def _check_lists(options: argparse.Namespace, checkpoint: Path) -> None:

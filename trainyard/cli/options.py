@@ -40,12 +40,14 @@ def check_suffix(path: str | None, option: str, *suffixes: str) -> None:
 # --- a trained model ---
 
 
-def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+def add_checkpoint(
+    parser: argparse.ArgumentParser, ema: str = "the average, unless it scored worse"
+) -> None:
     """Add the argument that names a run or a checkpoint, and the choice of its weights."""
     parser.add_argument(
         "target", metavar="RUN_OR_CHECKPOINT", help="a run (its best checkpoint) or a checkpoint"
     )
-    add_ema(parser, "the average, unless it scored worse")
+    add_ema(parser, ema)
 
 
 def add_ema(parser: "argparse.ArgumentParser | argparse._ArgumentGroup", default: str) -> None:

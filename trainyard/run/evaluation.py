@@ -216,7 +216,7 @@ def _open(
         if options.temperature and numbers is not None and len(numbers) < len(classes):
             raise InputError(
                 "temperature.classes-left-out",
-                "--temperature: {location} has {num_found} of {num_classes} classes, and predict "
+                "{location} has {num_found} of {num_classes} classes, and predict "
                 "and export choose among all: add --all-classes, or name other data",
                 location=name,
                 num_found=len(numbers),

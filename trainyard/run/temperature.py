@@ -45,7 +45,7 @@ def load_temperatures(checkpoint: Path) -> Temperatures:
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
             "temperature.damaged",
-            "{path}: {reason}: fit it again, trainyard evaluate RUN --temperature, or delete it",
+            "{path}: {reason}: fit it again, trainyard calibrate RUN, or delete it",
             path=path,
             reason=str(error),
         ) from None
@@ -101,7 +101,7 @@ def calibrate(
         if fit and index.lists is not None:
             raise InputError(
                 "temperature.label-lists",
-                "--temperature: is for images with one label each, and these have lists of labels",
+                "a temperature is for images with one label each, and these have lists of labels",
             )
     if fit:
         evaluator = evaluator_of(config, feeds, index, numbers=numbers)
@@ -157,7 +157,7 @@ def _check_linear(config: RunConfig, model: nn.Module, device: torch.device) -> 
         if not torch.allclose(2 * divided(image), before, rtol=1e-3, atol=1e-4):
             raise InputError(
                 "temperature.not-linear",
-                "--temperature: the logits of {name} do not scale with its classifier, so a "
+                "the logits of {name} do not scale with its classifier, so a "
                 "temperature cannot become part of it",
                 name=config.model.name,
             )
