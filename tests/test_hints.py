@@ -67,21 +67,8 @@ def test_patterns_that_are_suggested_fit() -> None:
 
 KNOWN = ("data", "run", "json", "quiet", "plain", "all-ranks", *all_keys())  # of `train`
 # Words that follow a key in a text.
-WORDS = [
-    "and",
-    "begins",
-    "draws",
-    "for",
-    "has",
-    "is",
-    "of",
-    "seconds",
-    "sets",
-    "step",
-    "takes",
-    "weighs",
-    "module:function",
-]
+WORDS = ["and", "begins", "draws", "for", "has", "is", "of", "seconds"]
+WORDS += ["sets", "step", "takes", "weighs", "module:function"]
 # What a value needs beside it.
 BESIDE = {
     "augment.mix_mode": {"augment.mixup": "1"},

@@ -9,6 +9,8 @@ import pytest
 
 from tests.command_line import Capture, run
 from tests.gpus import pretend
+from trainyard.cli import train
+from trainyard.errors import TrainyardError
 from trainyard.launch import elastic
 
 MAKEFILE = (Path(__file__).parents[2] / "Makefile").read_text()
@@ -58,3 +60,35 @@ def test_a_rank_for_each_gpu_or_one(
     pretend(monkeypatch, num_gpus)
     assert run("launch", "local", "digits") == 0
     assert started == [(ranks, None)]
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "launcher", "is_told"), [(1, "", False), (4, "", True), (4, "local", False)]
+)
+def test_train_names_the_line_that_uses_all_gpus(
+    num_gpus: int,
+    launcher: str,
+    is_told: bool,
+    digits: Path,
+    tmp_path: Path,
+    started: list[tuple[int, str | None]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise TrainyardError("test.stopped", "before the training")
+
+    monkeypatch.setattr("trainyard.run.trainer.train", fail)
+    monkeypatch.setattr(train, "end_with_launcher", lambda: None)
+    if launcher:
+        monkeypatch.setenv("TRAINYARD_LAUNCHER", launcher)
+    pretend(monkeypatch, num_gpus)
+    words = ("debug", "--data", digits, "--run", tmp_path / "a run", "--plain", "--optim.lr", "0.1")
+    assert run("train", *words) == 1
+    lines = re.findall(r"trainyard (launch local .*)", capsys.readouterr().out)
+    assert len(lines) == is_told
+    for line in lines:
+        assert run(*shlex.split(line), "--dry-run") == 0
+        assert f"--run '{tmp_path}/a run' " in line and "--plain --optim.lr=0.1" in line
+        assert run(*shlex.split(line)) == 0
+        assert started == [(4, None)]

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,11 @@ from trainyard.data.storage.source import is_remote
 from trainyard.distributed import discover
 from trainyard.errors import RecipeError, TrainyardError
 from trainyard.files import RunDirectory
-from trainyard.parent import end_with_launcher
+from trainyard.launch.job import job_of, shown
+from trainyard.launch.launcher import num_gpus
+from trainyard.parent import LAUNCHER, end_with_launcher
 from trainyard.printable import print_line, printable
+from trainyard.world import World
 
 if TYPE_CHECKING:
     from trainyard.config import RunConfig
@@ -82,6 +86,7 @@ def train(options: argparse.Namespace) -> int:
             console,
             (text for data in options.data or () for text in location_remarks(data)),
         )
+        warn(console, _idle_gpus(options, folder, world))
     is_named = Path(options.recipe) == RunDirectory(folder).recipe
     outcome = run.train(config, folder, world=world, console=console, is_named=is_named)
     if world.is_first:
@@ -89,6 +94,15 @@ def train(options: argparse.Namespace) -> int:
         if outcome.stopped is None:
             _report(folder, is_printed=not options.json)
     return outcome.stopped.exit_code if outcome.stopped else 0
+
+
+def _idle_gpus(options: argparse.Namespace, folder: Path, world: World) -> Iterator[str]:
+    """A remark with the line that uses all GPUs, if nothing has launched this process."""
+    count = num_gpus()
+    if count > 1 and world.size == 1 and LAUNCHER not in os.environ:
+        words = job_of(options, folder, ("json", *OUTPUT_MODES)).arguments[1:]
+        line = shown(("trainyard", "launch", "local", *words, "--gpus", str(count)))
+        yield f"{count} GPUs are visible, and this run uses one; all of them: {line}"
 
 
 def _report(folder: Path, *, is_printed: bool) -> None:
