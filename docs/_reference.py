@@ -1,4 +1,7 @@
-"""An mkdocs hook that generates the reference pages from the code at every build."""
+"""An mkdocs hook that generates the reference pages from the code at every build.
+
+`python docs/_reference.py` writes those of docs/reference, which a code host shows.
+"""
 
 import argparse
 import ast
@@ -50,6 +53,8 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     from mkdocs.structure.files import File
 
     for path, text in pages().items():
+        if committed := files.get_file_from_path(f"reference/{path}"):
+            files.remove(committed)
         files.append(File.generated(config, f"reference/{path}", content=text))
     return files
 
@@ -70,6 +75,22 @@ def pages() -> dict[str, str]:
         "errors.md": errors_page(),
         "python.md": python_page(),
     }
+
+
+def committed_pages() -> dict[str, str]:
+    """The pages of docs/reference, in Markdown without extensions."""
+    found = {}
+    for path, text in pages().items():
+        text = re.sub(r"\A---\n.*\n---\n+", "", text)
+        text = re.sub(r"^\{ \.kind \}\n| \{ #\S+ \}$", "", text, flags=re.MULTILINE)
+        folded = r'^\?\?\? "The recipe"\n((?:\n|    .*\n)+)'
+        found[path] = re.sub(folded, _unfolded, text, flags=re.MULTILINE)
+    del found["python.md"]  # its signatures are mkdocstrings'
+    return found
+
+
+def _unfolded(match: re.Match[str]) -> str:
+    return dedent(match[1]).lstrip("\n")
 
 
 # --- commands ---
@@ -286,7 +307,7 @@ def errors_page() -> str:
 
 
 def error_texts() -> dict[str, tuple[str, str]]:
-    """The text of each error by its code, and the file and line that has it."""
+    """The text of each error by its code, and the file that has it."""
     package = Path(trainyard.__file__).parent
     places = {code: (text, "several places") for code, text in errors.SHARED.items()}
     for path in sorted(package.rglob("*.py")):
@@ -294,7 +315,7 @@ def error_texts() -> dict[str, tuple[str, str]]:
             match node:
                 case ast.Call(args=[ast.Constant(value=str(code)), ast.Constant(value=str(text))]):
                     if re.fullmatch(r"[a-z0-9]+\.[a-z0-9-]+", code):
-                        places[code] = text, f"{path.relative_to(package)}:{node.lineno}"
+                        places[code] = text, f"{path.relative_to(package)}"
     return places
 
 
@@ -313,3 +334,8 @@ def plain(text: str | None) -> str:
     parts = " ".join((text or "").split()).split("`")
     parts[::2] = [re.sub(r"([\\*_\[\]<>{}|#])", r"\\\1", part) for part in parts[::2]]
     return "`".join(parts)
+
+
+if __name__ == "__main__":
+    for name, text in committed_pages().items():
+        (Path(__file__).parent / "reference" / name).write_text(text)

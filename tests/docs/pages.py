@@ -16,6 +16,7 @@ from trainyard.hints import with_our_names
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(p for p in DOCS.rglob("*.md") if p.name != "LOG.md")]
+PAGES = [page for page in PAGES if page.parent != DOCS / "reference"]  # made from the code
 
 _FENCE = re.compile(r"^```(\s*\{[^}\n]*\}|\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"^ {4}\S.*$", re.MULTILINE)
