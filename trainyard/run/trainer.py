@@ -362,7 +362,8 @@ class Trainer:
             world=self.world,
             report=lambda event: None if self._is_complete() else self.report(event),
         )
-        check_end(self.course, self.state.step, self.state.stream)
+        with together(self.world):
+            check_end(self.course, self.state.step, self.state.stream)
         if self.new_end:
             self.report({"kind": "event", "event": "new end", "message": self.new_end})
         if not self._is_complete():
