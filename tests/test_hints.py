@@ -94,6 +94,13 @@ def test_every_flag_of_other_trainers_has_an_answer(trainer: str) -> None:
     assert {flag for flag in others if not ignoring_punctuation(flag, KNOWN)} == set()
 
 
+def test_the_table_is_read_for_an_unknown_word_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be parsed at each start of a command."""
+    monkeypatch.setattr(hints, "foreign_names", lambda: pytest.fail("is read"))
+    words = ["train", "debug", "--epochs", "3", "--data", "x", "--optim.lr", "1", "--help"]
+    assert with_our_names(words)[0][2] == "--run.length=3 epochs"
+
+
 def check_value(key: str, text: str) -> None:
     beside = BESIDE.get(key, {}) | ({} if key == "optim.momentum" else {"optim.name": "adamw"})
     override(RunConfig(), beside | {key: text})
