@@ -26,6 +26,7 @@ from trainyard.data.batch import Batch
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
 from trainyard.data.decode.decode import decode_batch
+from trainyard.data.decode.rendering import PLAIN
 from trainyard.data.device.feed import Normalise
 from trainyard.data.device.gpu_decode import check, crop_and_resize, decode
 from trainyard.data.feeds import Feeds
@@ -281,7 +282,8 @@ def put(
     images_BHWC = np.full((count, side, side, 3), 255, np.uint8)
     ids = np.arange(count) + 100
     draws = crop.draw(ids, ids % 7)
-    bad = put_encoded(contents, draws, images_BHWC, size=SLOT_SIZE, how="bilinear")
+    options: dict[str, Any] = {"size": SLOT_SIZE, "how": "bilinear", "rendering": PLAIN}
+    bad = put_encoded(contents, draws, images_BHWC, **options)
     return *stretches(images_BHWC), bad
 
 
