@@ -16,7 +16,7 @@ from PIL import Image
 from trainyard.data._native import own_decoder
 from trainyard.data.decode.crops import CropParameters, Interpolation
 from trainyard.data.decode.decode import decode_batch, image_orientation
-from trainyard.data.decode.rendering import Rendering
+from trainyard.data.decode.rendering import PLAIN, Rendering
 from trainyard.data.storage.encoded import EncodedSpans, contents_of
 from trainyard.image_size import ImageSize, height_width, num_pixels
 
@@ -53,7 +53,7 @@ def put_encoded(
     *,
     size: ImageSize,
     how: Interpolation,
-    rendering: Rendering,
+    rendering: Rendering = PLAIN,
 ) -> dict[int, str]:
     """Fills the spans of some images, for results of `size`. Returns the positions of bad
     images, with the reasons, but for those that a GPU finds. Images that have to be turned upright
