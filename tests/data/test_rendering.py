@@ -20,7 +20,7 @@ from trainyard.data.config import DataConfig
 from trainyard.data.decode.array_file import array_file
 from trainyard.data.decode.crops import CentralCrop
 from trainyard.data.decode.decode import decode_batch, reference_image, whole_image
-from trainyard.data.decode.lost import measured
+from trainyard.data.decode.lost import Measured, measured
 from trainyard.data.decode.rendering import Range, Rendering, mapped
 from trainyard.data.index.build import open_index
 from trainyard.export.card import card
@@ -30,6 +30,8 @@ from trainyard.export.page import page
 from trainyard.model.weights import pixels_in
 from trainyard.report.pictures import rendering_of
 from trainyard.report.runs import Run
+from trainyard.run.depth import with_range
+from trainyard.run.pretrained import InitialWeights, with_pixels
 
 RANDOM = np.random.default_rng(0)
 VALUES_HWC = RANDOM.integers(0, 4096, (12, 10, 3)).astype(np.uint16)
@@ -265,3 +267,21 @@ def test_a_pack_refuses_to_cut_bits_and_keeps_files(deep: Path, tmp_path: Path) 
     first = next((deep / "val" / "a").glob("*"))
     kept = {path.read_bytes() for path in (tmp_path / "whole" / "val").rglob("*.png")}
     assert first.read_bytes() in kept
+
+
+def test_initial_weights_bring_their_range_and_old_runs_go_on_without_one() -> None:
+    auto, unset = load_recipe("debug", {"data.range": "auto"}), load_recipe("debug")
+    for config in (auto, unset):
+        brought = with_pixels(config, InitialWeights("a run", pixels={"range": [1, 2]}))
+        assert with_range(brought, None, is_new=True).data.range == (1, 2)
+    depth = Measured("data", 3, 4, (5.0, 6.0))
+    assert with_range(unset, depth, is_new=False).data.range is None
+    assert with_range(auto, depth, is_new=False).data.range == (5, 6)
+    with raises("recipe.range-not-set"):
+        with_range(unset, depth, is_new=True)
+
+
+def test_a_stream_has_no_sample_to_measure() -> None:
+    join = {"data.order": "join", "data.samples": "100", "data.range": "auto"}
+    with raises("recipe.keys-conflict", setting="data.range = 'auto'"):
+        load_recipe("debug", join)
