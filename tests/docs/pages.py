@@ -11,7 +11,7 @@ from typing import NamedTuple
 from trainyard.cli.sweep import combinations
 from trainyard.command_line import _parser, split_overrides
 from trainyard.config import all_keys, builtin_recipes, load_recipe
-from trainyard.hints import with_our_names
+from trainyard.hints import ALIASES, with_our_names
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
@@ -83,7 +83,8 @@ def check_mention(command: str) -> None:
     for word in words:
         if word.startswith("--"):
             name = word.partition("=")[0]
-            assert name in options_of(parser) or name[2:] in all_keys(), f"{name}: no option"
+            known = {*all_keys(), *ALIASES}
+            assert name in options_of(parser) or name[2:] in known, f"{name}: no option"
 
 
 def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
