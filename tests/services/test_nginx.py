@@ -366,8 +366,10 @@ def test_no_process_of_nginx_is_root(shards: Path, tmp_path: Path) -> None:
     """Its workers were, on a network."""
     with web_server(shards) as server:
         pid = server.process.pid
-        workers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        assert workers
+        children, deadline = Path(f"/proc/{pid}/task/{pid}/children"), time.monotonic() + 30
+        while not (workers := children.read_text().split()):  # it listens before it has any
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         owners = {Path(f"/proc/{process}").stat().st_uid for process in (pid, *workers)}
     assert owners == {pwd.getpwnam("nobody").pw_uid}
     secret = tmp_path / "secret"
