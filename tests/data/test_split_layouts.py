@@ -12,6 +12,7 @@ from tests.data.looks import opened, silent
 from tests.data.tars import write_files, write_tar
 from tests.errors import check, raises, refused
 from trainyard.data.formats.split_names import splits_named
+from trainyard.data.index import splits
 from trainyard.data.index.build import open_index
 from trainyard.data.index.layout import doubt_about, location_remarks
 from trainyard.data.index.learnable import check_learnable, class_remarks
@@ -554,3 +555,20 @@ def test_classes_of_a_tar_that_are_named_like_parts_are_told(tmp_path: Path) -> 
     names = ["pets/images/1.jpg", "pets/images/2.jpg", "pets/trimaps/1.png"]
     place = write_tar(tmp_path / "pets.tar", [(name, b"x") for name in names])
     assert any("'trimaps'" in text for text in class_remarks(open_index(str(place)), None))
+
+
+def test_class_folders_are_not_looked_into_for_lists_of_splits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start on 1,000 classes looked into each of them."""
+    write_files(tmp_path, ["other/0/1.jpg", *(f"photos/{n}/1.jpg" for n in range(30))])
+    write_files(tmp_path, ["photos/meta/train.txt"])
+    looked, has_image = list[str](), splits._has_image
+
+    def noted(folder: str) -> bool:
+        looked.append(folder)
+        return has_image(folder)
+
+    monkeypatch.setattr(splits, "_has_image", noted)
+    assert any("meta/train.txt" in remark for remark in split_remarks(f"{tmp_path}/photos"))
+    assert len(looked) < 10

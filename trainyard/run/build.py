@@ -127,10 +127,10 @@ def build_parts(
     with counter(console, "indexing samples") as show:
         data = open_datasets(config.data, world, heartbeat.counted("indexing", show))
     heartbeat.mark("start")  # the wait for the first rank's index may have been long
-    is_new, depth = is_new_run(config.run.resume, folder, world), measure(config, data, world)
+    is_new = is_new_run(config.run.resume, folder, world)
+    depth = measure(config, data, world, is_new=is_new)
     with together(world):
-        classes = data.train.classes
-        size, seed = config.batch.size, config.run.seed
+        classes, size, seed = data.train.classes, config.batch.size, config.run.seed
         order = training_order(config.data, data.train, global_batch=size, seed=seed)
         course = build_run_course(config, order.epoch_samples)
         _check(config, data, course, averager.waits_in_forward, world=world, device=device)

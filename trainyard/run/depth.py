@@ -9,11 +9,11 @@ from trainyard.errors import RecipeError
 from trainyard.world import World, gather, together
 
 
-def measure(config: RunConfig, data: Datasets, world: World) -> Measured | None:
+def measure(config: RunConfig, data: Datasets, world: World, *, is_new: bool) -> Measured | None:
     """What the first rank measures, on every rank; None without need, or for images of 8 bits."""
-    found = None
+    found, limits = None, config.data.range
     with together(world):
-        if world.is_first and not isinstance(config.data.range, tuple):
+        if world.is_first and (limits == "auto" or (limits is None and is_new)):
             found = measured(data.train if isinstance(data.train, Index) else data.val)
     return gather(world, found)[0]
 

@@ -36,7 +36,8 @@ from trainyard.printable import how_many
 
 _STEMS = ("train", "val", "dev", "test", "eval")  # every word for a split begins with one
 _LOOKED_INTO = 1000  # folders that an error message, or a look for images, takes the time for
-_LISTS = (*LIST_SUFFIXES, ".txt", ".lst", ".json", ".mat")
+_LISTS = (*LIST_SUFFIXES, ".mat")
+_LIST_FOLDERS = ("meta", "labels", "lists", "splits")  # beside class folders
 
 
 class Splits(NamedTuple):
@@ -169,11 +170,15 @@ def above_all_images(folder: str) -> str:
 
 def _split_lists(images: str) -> Iterator[str]:
     """The lists of splits in a folder of images, or beside the one of all images."""
-    top = above_all_images(images) or images
-    if is_remote(top) or not os.path.isdir(top):
+    if is_remote(images) or not os.path.isdir(images):
         return
-    inside = (os.path.join(top, name) for name in _listed_in(top)[0])
-    for folder in (top, *(one for one in inside if not _has_image(one))):
+    if top := above_all_images(images):
+        inside = (os.path.join(top, name) for name in _listed_in(top)[0])
+        folders = [one for one in inside if not _has_image(one)]
+    else:  # a look into each class folder would take too long
+        top = images
+        folders = [os.path.join(top, name) for name in _LIST_FOLDERS if name in _listed_in(top)[0]]
+    for folder in (top, *folders):
         for name in _listed_in(folder)[1]:
             if name.lower().endswith(_LISTS) and splits_named(name):
                 yield os.path.normpath(os.path.join(folder, name))
