@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _MAX_OPEN = 4096  # local files held open, or an eighth of the descriptors that a process may have
 _MAX_REMOTE = 1024  # remote files whose state is kept
 _PIECE = 16 << 20  # bytes of encoded images that a thread holds at once, or one image
-Ends = NDArray[np.int64]
+_Ends = NDArray[np.int64]
 _Memory = Callable[[int], NDArray[np.uint8]]
 _new_memory: _Memory = partial(np.empty, dtype=np.uint8)  # type: ignore[assignment]
 IN_FILE, REQUESTED, UNREAD = -1, -2, -3  # ways to a sample; a group's number is another
@@ -64,7 +64,8 @@ class Ticket:
             borders[1:1] = (part.start + 1 + np.flatnonzero(np.diff(piece))).tolist()
         for rows in map(slice, borders, borders[1:]):
             yield rows, *self._reader.unpacked(self._ids[rows], self._stored(rows))
-            self._release(self._way[rows])
+            if self._groups:
+                self._release(self._way[rows])
 
     def _stored(self, part: slice) -> Images:
         ids, way, images = self._ids[part], self._way[part], Images(self._spans.part(part), {})
@@ -143,44 +144,37 @@ class Reader:
 
     def unpacked(self, ids: Ids, stored: Images) -> Images:
         """The images, with those in Snappy data unpacked into memory of their own."""
-        index, (images, unreadable) = self._index, stored
+        index = self._index
         if index.snappy_length is None:
             return stored
         left = np.flatnonzero(index.snappy_length[ids])
         if is_built():
-            images, left = self._natively_unpacked(ids, images, left)
-        sources, which, offsets, lengths = images
-        sources, bad = list(sources), dict(unreadable)
-        which, offsets, lengths = which.copy(), offsets.copy(), lengths.copy()
-        for position in left.tolist():
-            content = b""
+            stored, left = self._natively_unpacked(ids, stored, left)
+        contents, bad = [], {}
+        for number, position in enumerate(left.tolist()):
+            contents.append(b"")
             try:
-                if position not in bad:
-                    content = index.unpacked(int(ids[position]), images.content(position))
+                if position not in stored.unreadable:
+                    content = stored.spans.content(position)
+                    contents[-1] = index.unpacked(int(ids[position]), content)
             except OSError as error:
-                bad[position] = str(error)
-            which[position], offsets[position], lengths[position] = len(sources), 0, len(content)
-            sources.append(content)
-        return Images(EncodedSpans(sources, which, offsets, lengths), bad)
+                bad[number] = str(error)
+        return stored.replaced(left, Images(in_memory(contents), bad))
 
     def _natively_unpacked(
-        self, ids: Ids, images: EncodedSpans, places: NDArray[np.intp]
-    ) -> tuple[EncodedSpans, NDArray[np.intp]]:
-        """The images with those at `places` unpacked, and the places where that failed."""
-        index, samples = self._index, ids[places]
+        self, ids: Ids, stored: Images, rows: NDArray[np.intp]
+    ) -> tuple[Images, NDArray[np.intp]]:
+        """The images with those at `rows` unpacked, and the rows where that failed."""
+        index, samples = self._index, ids[rows]
         assert index.snappy_start is not None and index.snappy_length is not None
         starts = index.snappy_start[samples].astype(np.int64)
         sizes = index.snappy_length[samples].astype(np.int64)
-        ends, status = np.cumsum(sizes - np.minimum(starts, 0)), np.zeros(len(places), np.uint8)
+        ends, status = np.cumsum(sizes - np.minimum(starts, 0)), np.zeros(len(rows), np.uint8)
         memory = self._room(int(ends[-1]) if len(ends) else 0)
-        core.unpack_snappy(*images.part(places), starts, ends, memory, status)
-        sources, which, offsets, lengths = images
-        which, offsets, lengths = which.copy(), offsets.copy(), lengths.copy()
+        core.unpack_snappy(*stored.spans.part(rows), starts, ends, memory, status)
         is_done = status == core.OK
-        done = places[is_done]
-        which[done], lengths[done] = len(sources), sizes[is_done]
-        offsets[done] = (ends - sizes)[is_done]
-        return EncodedSpans([*sources, memory], which, offsets, lengths), places[~is_done]
+        spans = EncodedSpans([memory], np.zeros_like(ends), ends - sizes, sizes).part(is_done)
+        return stored.replaced(rows[is_done], Images(spans, {})), rows[~is_done]
 
     def prefetch(self, ids: Ids) -> Ticket:
         """Announces samples."""
@@ -202,7 +196,7 @@ class Reader:
             asked = ids[way == REQUESTED]
             where = index.file[asked], index.offset[asked], self.sizes(asked)
             self._prefetcher.expect(asked, *where)
-        if is_built() and self._are_parts(ids):
+        if is_built() and (way == UNREAD).any() and self._are_parts(ids):
             opened = [self._if_open(file) for file in files.tolist()]
             spans = spans._replace(sources=[file or b"" for file in opened])
             rows = np.flatnonzero(np.array([file is not None for file in opened], bool)[of_file])
@@ -250,7 +244,7 @@ class Reader:
         failed = np.flatnonzero(errors)
         return images.replaced(failed, self._one_by_one(ids[failed])) if len(failed) else images
 
-    def _names(self, ids: Ids, paths: list[str]) -> tuple[bytes, NDArray[np.uint8], Ends, Ends]:
+    def _names(self, ids: Ids, paths: list[str]) -> tuple[bytes, NDArray[np.uint8], _Ends, _Ends]:
         """A root, names below it end to end, and where those of some samples begin and end.
 
         `paths`: of the samples, if they are not the files of the index below its root.

@@ -82,19 +82,6 @@ static Status read_component(const Plane *plane, uint8_t *to, const Packed *pack
     return status;
 }
 
-/* The first `used` components as samples. */
-static Status coefficients_planes(Plane planes[3], int used, Scratch *scratch, const Packed *packed,
-                                  const Taking *taking) {
-    Status status = OK;
-    for (int c = 0; c < used && status == OK; c++) {
-        Blocks blocks = blocks_needed(taking, c);
-        status = plane_reserve(&planes[c], &scratch->planes[c], blocks);
-        if (status == OK)
-            status = read_component(&planes[c], scratch->planes[c].data, packed, c, blocks);
-    }
-    return status;
-}
-
 /* Reads the rows that the first `used` components need, if they were left in the file. */
 static Status read_rows(Packed *packed, int used, const Stored *stored, const Taking *taking) {
     if (stored->has_rows)
@@ -109,6 +96,19 @@ static Status read_rows(Packed *packed, int used, const Stored *stored, const Ta
     int error = read_span(stored->file, stored->bytes + begin, (int64_t)(end - begin),
                           stored->begin + (int64_t)begin);
     return error ? UNREADABLE : OK;
+}
+
+/* The first `used` components as samples. */
+static Status coefficients_planes(Plane planes[3], int used, Scratch *scratch, Packed *packed,
+                                  const Stored *stored, const Taking *taking) {
+    Status status = read_rows(packed, used, stored, taking);
+    for (int c = 0; c < used && status == OK; c++) {
+        Blocks blocks = blocks_needed(taking, c);
+        status = plane_reserve(&planes[c], &scratch->planes[c], blocks);
+        if (status == OK)
+            status = read_component(&planes[c], scratch->planes[c].data, packed, c, blocks);
+    }
+    return status;
 }
 
 static void pixels_planes(Plane planes[3], const Packed *packed) {
@@ -137,11 +137,7 @@ static Status decode_packed(Scratch *scratch, const Stored *stored, Crop *crop,
     int used = components_needed(&packed.jpeg, target);
     Colours colours = used == 1 ? GREY : packed.kind == PACKED_RGB ? RGB : YCBCR;
     if (packed.kind == PACKED_COEFFICIENTS)
-        status = read_rows(&packed, used, stored, &taking);
-    if (status != OK)
-        return status;
-    if (packed.kind == PACKED_COEFFICIENTS)
-        status = coefficients_planes(planes, used, scratch, &packed, &taking);
+        status = coefficients_planes(planes, used, scratch, &packed, stored, &taking);
     else
         pixels_planes(planes, &packed);
     if (status != OK)
