@@ -262,7 +262,7 @@ def _source_table(recipe: str) -> Iterator[str]:
         )
     yield f"Held against {plain(found['source'])}."
     yield "\n".join(rows)
-    yield "The same: " + ", ".join(f"`{key}`" for key in found["same"]) + "."
+    yield "Equal in both: " + ", ".join(f"`{key}`" for key in found["same"]) + "."
 
 
 # --- the rest ---

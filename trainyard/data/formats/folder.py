@@ -47,8 +47,6 @@ from trainyard.errors import DataError
 # Parallel listings and sizes hide the latency of a network file system.
 _STAT_THREADS = 16
 
-OPTIONS = ("classes",)
-
 
 class _Tree(NamedTuple):
     folders: list[str]
@@ -282,7 +280,7 @@ FORMAT = Format(
     recognises=recognises,
     scan=scan,
     kind="image",
-    options=OPTIONS,
+    options=("classes",),
     # Lists of the images' checksums, one for each chunk of samples.
     shards=Shards(
         write=None,

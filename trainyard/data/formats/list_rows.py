@@ -153,7 +153,7 @@ class ListRows:
                 "list.between-of-columns",
                 "{location}: #between= is for several labels in a cell, and #label= names a column "
                 "for each class: leave one of them out",
-                location=place.location + place.option_text,
+                location=place.with_options,
             )
         named = (at for at, name in enumerate(names) if plain(name) in _NAMES_OF_LABELS)
         is_single = len(self.labels) == 1 and not self.has_list
@@ -202,7 +202,7 @@ class ListRows:
             return images, len({*cells})
 
         at = max(range(len(self.table.names)), key=nearness)
-        location = self.place.location + self.place.option_text
+        location = self.place.with_options
         example = self.images.example() or "no image"
         return DataError(
             "list.no-images-named",
@@ -231,7 +231,7 @@ class ListRows:
             return []
         if self.table.has_header:
             likely = likely_label(names, self._head(), (self.image, self.divider))
-            example = f"{self.place.location}{self.place.option_text}#label={likely}"
+            example = f"{self.place.with_options}#label={likely}"
             raise missing("label", names, self.path, header, example=example if likely else "")
         others = [at for at in range(len(names)) if at not in (self.image, self.divider)]
         cells = [row[0].strip() for row in self._head()]
@@ -277,7 +277,7 @@ class ListRows:
                 path=self.path,
                 column=found[0],
                 values=found[1],
-                location=self.place.location + self.place.option_text,
+                location=self.place.with_options,
             )
         return survey
 
@@ -341,7 +341,7 @@ class ListRows:
         """What a missing image may be, for a message."""
         if known := self.images.alike(cell):
             return f"; {self.root} holds {_listed(known)}"
-        location = f"{self.place.location}{self.place.option_text}"
+        location = self.place.with_options
         return f"; {self.root} holds no image of this name: {location}#root=FOLDER names another"
 
     def rows(self) -> Iterator[Row]:
@@ -425,7 +425,7 @@ class ListRows:
             "class of their own, '{location}#unlabelled=none' leaves them out",
             path=self.path,
             line=line,
-            location=self.place.location + self.place.option_text,
+            location=self.place.with_options,
         )
 
     def _is_empty(self, line: int, name: str) -> DataError:
@@ -455,7 +455,7 @@ class ListRows:
                 line=line,
                 image=cell,
                 names=_listed(found),
-                location=f"{self.place.location}{self.place.option_text}",
+                location=self.place.with_options,
             )
         return found[0] if len(found) == 1 else cell
 
@@ -498,7 +498,7 @@ class ListRows:
         if not split:
             hint = did_you_mean(cell, ("train", "val", "test", "training", "validation"))
             if cell in NUMBERED:
-                location = self.place.location + self.place.option_text
+                location = self.place.with_options
                 hint = f": {location}#split={column} takes 0, 1 and 2 for these"
             raise DataError(
                 "list.unknown-split",

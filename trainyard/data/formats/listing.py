@@ -42,7 +42,6 @@ from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 
-OPTIONS = ("path", "label", "between", "unlabelled", "root", "split", *SPLITS)
 SUFFIXES = (".csv", ".tsv", ".txt", ".lst", *JSON)
 _CHUNK = 256  # images that a thread looks at in a row
 _DUPLICATE = "rows of an image that has a row already"
@@ -310,6 +309,6 @@ FORMAT = Format(
     recognises=recognises,
     scan=scan,
     kind="image",
-    options=OPTIONS,
+    options=("path", "label", "between", "unlabelled", "root", "split", *SPLITS),
     splits_inside=splits_inside,
 )

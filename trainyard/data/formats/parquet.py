@@ -41,7 +41,6 @@ from trainyard.errors import DataError
 from trainyard.installation import needed
 
 SUFFIX = ".parquet"
-OPTIONS = ("label", "split")
 _MAGIC = b"PAR1"
 _GROUP = 100  # rows written at a time, as `datasets` does
 _REMOTE_THREADS, _REMOTE_READ = 16, 8 << 20  # files, bytes
@@ -155,7 +154,7 @@ def _rows(
     if known and classes is not None:
         classes.extend(known)
     if found := unread.divided():
-        location = place.location + place.option_text
+        location = place.with_options
         raise DataError(
             "parquet.unread-split",
             "{path}: its column {column!r} looks like a split ({values}), and a file is of one "
@@ -336,6 +335,6 @@ FORMAT = Format(
     recognises=recognises,
     scan=scan,
     patterns=(f"*{SUFFIX}",),
-    options=OPTIONS,
+    options=("label", "split"),
     shards=Shards(write=write, name=_shard_name, overhead=128, holds_lists=True),
 )

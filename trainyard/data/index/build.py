@@ -184,7 +184,7 @@ def _no_table(scan: Scan, found: list[str]) -> DataError:
             hint=hint,
         )
     meant = closest(place.split or "", found) or found
-    choices = " or ".join(f"{place.location}{place.option_text}#{split}" for split in meant)
+    choices = " or ".join(f"{place.with_options}#{split}" for split in meant)
     return DataError(
         "data.several-splits",
         "{location}: holds {num_splits} splits; write {names}",

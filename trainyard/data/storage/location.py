@@ -42,6 +42,11 @@ class ResolvedLocation:
     """The options as written, such as `#label=species#root=/images`."""
 
     @property
+    def with_options(self) -> str:
+        """The location as written, with its options and without the split."""
+        return self.location + self.option_text
+
+    @property
     def options(self) -> dict[str, str]:
         """The values of the options, by name."""
         parts = self.option_text.split("#")[1:]

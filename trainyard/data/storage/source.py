@@ -127,7 +127,7 @@ _PIECE = 1 << 22  # bytes
 
 def checksum(source: Source, begin: int, end: int) -> int:
     """CRC-32C of the bytes [begin, end)."""
-    checksum = 0
+    crc = 0
     for at in range(begin, end, _PIECE):
-        checksum = crc32c(source.read(at, min(_PIECE, end - at)), checksum)
-    return checksum
+        crc = crc32c(source.read(at, min(_PIECE, end - at)), crc)
+    return crc

@@ -168,14 +168,15 @@ def _written() -> dict[str, Shards]:
 
 def written_as(format: str) -> Shards:
     """How a format is written. DataError if it cannot be."""
-    if format not in _written():
+    written = _written()
+    if format not in written:
         raise DataError(
             "pack.unknown-format",
             "{format}: cannot be written; choose {names}",
             format=format,
-            names=", ".join(_written()),
+            names=", ".join(written),
         )
-    return _written()[format]
+    return written[format]
 
 
 def choose_classes(
