@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +25,7 @@ from trainyard.data.device.feed import TrainingFeed
 from trainyard.distributed import heartbeat, watchdog
 from trainyard.distributed.heartbeat import Activity, hanging
 from trainyard.distributed.process_info import ProcessInfo
-from trainyard.distributed.stacks import DUMP
+from trainyard.distributed.stacks import DUMP, Stacks
 from trainyard.monitor.quarantine import Quarantine
 from trainyard.training import saver
 from trainyard.training.checkpoint import find_problem
@@ -99,6 +100,31 @@ def test_what_waits_for_a_disk_has_a_limit_of_its_own(doing: str) -> None:
     beat.mark(doing, 3)
     beat.clock_s += 601
     assert not beat.activity().is_overdue
+
+
+@pytest.mark.quick
+def test_stacks_are_written_while_threads_begin_and_end(tmp_path: Path) -> None:
+    """A reader of stacks without Python's lock crashes the process here."""
+    is_over = threading.Event()
+
+    def begin_others() -> None:
+        while not is_over.wait(0.001):
+            each = threading.Thread(target=time.sleep, args=[0.001])
+            each.start()
+            each.join()
+
+    beginners = [threading.Thread(target=begin_others, name=f"beginner-{n}") for n in range(4)]
+    stacks = Stacks(tmp_path, 0)
+    for thread in beginners:
+        thread.start()
+    for _ in range(200):
+        stacks.write()
+        time.sleep(0.002)
+    is_over.set()
+    for thread in beginners:
+        thread.join()
+    stacks.close()
+    assert "Thread beginner-3 (most recent call first):" in stacks.path.read_text()
 
 
 # --- in training ---

@@ -3,17 +3,18 @@
 import faulthandler
 import os
 import signal
+import sys
 import threading
-import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from traceback import walk_stack
 from typing import Any, TextIO
 
 from trainyard.files import open_own, writing
 
 DUMP = signal.SIGQUIT
 """The signal on which a process writes its stacks and ends; it does not need Python's lock."""
-_SOON_S, _WRITE_S = 0.01, 0.5
 
 
 class Stacks:
@@ -29,23 +30,33 @@ class Stacks:
         faulthandler.register(DUMP, file=self._file, chain=True)
 
     def write(self) -> None:
-        """Writes the current stacks of all threads.
+        """Write the current stacks of all threads. May take for ever, where a file system hangs.
 
-        A thread that does not need Python's lock writes, so a hanging file system blocks no others.
+        They are read with Python's lock: without it, as `faulthandler` reads them, a thread that
+        ends meanwhile crashes this process.
         """
-        faulthandler.dump_traceback_later(_SOON_S, file=self._file)
-        time.sleep(_WRITE_S)
+        text = "".join(_lines())
+        with suppress(OSError, ValueError):  # ValueError: closed
+            os.write(self._file.fileno(), text.encode(errors="backslashreplace"))
 
     def close(self) -> None:
         faulthandler.unregister(DUMP)
         _set_signal(self._before)
-        faulthandler.cancel_dump_traceback_later()
         is_empty = os.fstat(self._file.fileno()).st_size == 0
         self._file.close()
         if is_empty:
             self.path.unlink(missing_ok=True)
             with suppress(OSError):  # another rank's file is still there
                 self.path.parent.rmdir()
+
+
+def _lines() -> Iterator[str]:
+    """The stacks of all threads, in the form of `faulthandler`, with the threads' names."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, last in sys._current_frames().items():
+        yield f"Thread {names.get(ident, ident)} (most recent call first):\n"
+        for frame, line in walk_stack(last):
+            yield f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}\n'
 
 
 def _set_signal(handler: Any) -> None:

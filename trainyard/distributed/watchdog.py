@@ -259,7 +259,7 @@ class Watchdog:
         if self._store is not None:
             alarm = _within(_LEAVE_S, partial(self._post, self._store, alarm)) or alarm
         if alarm.verdict and self._stacks is not None:
-            self._stacks.write()
+            _within(_LEAVE_S, self._stacks.write)
         if alarm.are_silent:
             for rank in self._visible.keys() & {*alarm.ranks}:
                 self._visible[rank].end()
