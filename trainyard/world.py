@@ -216,6 +216,17 @@ def gather(world: World, value: T) -> list[T]:
     return values  # type: ignore[return-value]
 
 
+def broadcast(world: World, value: T) -> T:
+    """The first rank's value, on every rank."""
+    if world.size == 1:
+        return value
+    import torch.distributed as dist
+
+    values = [value]
+    dist.broadcast_object_list(values, group=world.group, group_src=0)
+    return values[0]
+
+
 def total(world: World, tensor: "torch.Tensor") -> "torch.Tensor":
     """The sum of a tensor over all ranks, as a new tensor."""
     tensor = tensor.clone()

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rich.console import Console
@@ -19,7 +20,7 @@ from trainyard.data.index.learnable import check_learnable, class_remarks
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.overlap import check_apart
 from trainyard.data.index.splits import names_test
-from trainyard.data.index.table import Index, load_index
+from trainyard.data.index.table import Index, into_cache, load_index
 from trainyard.data.index.val_share import Side
 from trainyard.data.storage.credentials import PIPE
 from trainyard.data.storage.hub import is_on_hub
@@ -27,9 +28,12 @@ from trainyard.data.storage.location import find_place
 from trainyard.data.storage.source import is_remote
 from trainyard.data.stream.shards import Stream, list_shards
 from trainyard.errors import DataError, RecipeError
+from trainyard.files import atomic_write, cache_folder
 from trainyard.installation import NEEDS_EXTENSION
 from trainyard.printable import printable
-from trainyard.world import World, gather, in_turns, together
+from trainyard.world import World, broadcast, gather, in_turns, together
+
+_SENT_AT_ONCE = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,7 @@ def _same_shards(config: DataConfig, world: World) -> tuple[str, ...]:
     with together(world):
         shards = list_shards(config)
     digest = sha256("\n".join(shards).encode()).digest()
-    first = gather(world, digest)[0]
+    first = broadcast(world, digest)
     with together(world):
         if digest != first:
             raise DataError(
@@ -207,8 +211,9 @@ def open_split(
     Several locations are merged; for `known` see `open_merged`.
 
     The other ranks do not check for changes, since a thousand ranks that look at a thousand folders
-    overload a file server. A rank makes its own index only if it cannot see the first rank's file,
-    say in the cache of another node.
+    overload a file server. A rank that cannot see the first rank's file, say in the cache of
+    another node, makes its own index of local data, and receives that of remote ones: their index
+    takes a request or more for each image.
     """
     if source.locations is None:
         raise RecipeError("recipe.data-not-set", key=source.key, hint=_how_to_set(source.key))
@@ -222,22 +227,40 @@ def open_split(
         )
     with together(world):
         first = open_merged(locations, known, progress, side) if world.is_first else None
-    first_index = gather(world, None if first is None else (first.path, first.fingerprint))[0]
-    assert first_index is not None
-    path, fingerprint = first_index
+    named = broadcast(world, None if first is None else (first.path, first.fingerprint))
+    assert named is not None
+    path, fingerprint = named
+    received = cache_folder() / path.name
 
-    def same_index() -> Index:
+    def same_index() -> Index | None:
         progress(0)  # this rank may have waited long for its turn
-        index = first or load_index(path)
-        if index is None or index.fingerprint != fingerprint:
-            index = open_merged(locations, known, progress, side)
-        if index.fingerprint != fingerprint:
+        saved = first or load_index(path) or load_index(received)
+        return saved if saved and saved.fingerprint == fingerprint else None
+
+    def own_index() -> Index:
+        if content:
+            with into_cache(received, str(source)), atomic_write(received) as file:
+                file.write(content)
+        own = index or same_index() or open_merged(locations, known, progress, side)
+        if own.fingerprint != fingerprint:
             raise DataError(
                 "data.differs-between-nodes", location=str(source), host=socket.gethostname()
             )
-        return index
+        return own
 
-    return in_turns(world, same_index)
+    index, content = in_turns(world, same_index), b""
+    if any(gather(world, index is None)) and all(map(is_remote, locations)):
+        content = _content(path, world, keeps=index is None and world.local_rank == 0)
+    return in_turns(world, own_index)
+
+
+def _content(path: Path, world: World, *, keeps: bool) -> bytes:
+    """The content of the first rank's file, on ranks that keep it; nothing on the others."""
+    with together(world):
+        content = path.read_bytes() if world.is_first else b""
+    starts = range(0, broadcast(world, len(content)), _SENT_AT_ONCE)
+    parts = (broadcast(world, content[start : start + _SENT_AT_ONCE]) for start in starts)
+    return b"".join(part for part in parts if keeps)
 
 
 def _how_to_set(key: str) -> str:

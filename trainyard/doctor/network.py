@@ -17,7 +17,7 @@ from torch import distributed as dist
 from trainyard.doctor.check import FAIL, WARN, Check, Context, Row, differing, limit_check
 from trainyard.doctor.machine import existing
 from trainyard.printable import in_bits, in_seconds
-from trainyard.world import gather
+from trainyard.world import broadcast, gather
 
 _RESNET50 = 4 * 25.6e6  # bytes of its gradients
 _SLOW_LINK = 1e9 / 8  # bytes per second
@@ -206,7 +206,7 @@ def _sees_file(context: Context) -> bool:
     if world.is_first:
         with suppress(OSError):  # reported by another check
             file = tempfile.NamedTemporaryFile(dir=folder, prefix=".trainyard-doctor-")  # noqa: SIM115
-    name = gather(world, file and Path(file.name).name)[0]
+    name = broadcast(world, file and Path(file.name).name)
     deadline = time.monotonic() + _SEEN_S
     while name and not (folder / name).exists() and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -6,7 +6,7 @@ from trainyard.data.decode.rendering import written
 from trainyard.data.index.table import Index
 from trainyard.data.open_datasets import Datasets
 from trainyard.errors import RecipeError
-from trainyard.world import World, gather, together
+from trainyard.world import World, broadcast, together
 
 
 def measure(config: RunConfig, data: Datasets, world: World, *, is_new: bool) -> Measured | None:
@@ -15,7 +15,7 @@ def measure(config: RunConfig, data: Datasets, world: World, *, is_new: bool) ->
     with together(world):
         if world.is_first and (limits == "auto" or (limits is None and is_new)):
             found = measured(data.train if isinstance(data.train, Index) else data.val)
-    return gather(world, found)[0]
+    return broadcast(world, found)
 
 
 def with_range(config: RunConfig, depth: Measured | None, *, is_new: bool) -> RunConfig:

@@ -40,7 +40,7 @@ from trainyard.parent import LAUNCHER, starts_before
 from trainyard.training import checkpoint, saver
 from trainyard.training.bn_statistics import batch_norms
 from trainyard.training.checkpoint import TrainState
-from trainyard.world import World, gather, together
+from trainyard.world import World, broadcast, gather, together
 
 _NOT_FINITE = "the gradient was not finite for many updates running"
 _OF_LOSS = "loss."  # of conditions on files
@@ -339,7 +339,7 @@ def is_new_run(setting: str, folder: RunDirectory, world: World) -> bool:
     with together(world):
         check_files(folder.path)
         is_new = setting in ("auto", "never") and not saver.has_any(folder.checkpoints)
-    return gather(world, is_new)[0]
+    return broadcast(world, is_new)
 
 
 def resume(
@@ -354,7 +354,7 @@ def resume(
     with together(world):
         choice = _find(setting, folder) if world.is_first else (None, [])
     # All ranks use the first one's choice, as it alone has checked every byte.
-    path, passed_over = gather(world, choice)[0]
+    path, passed_over = broadcast(world, choice)
     for problem in passed_over:
         report(_warning("bad checkpoint", f"{problem}; taking the one before it"))
     if path is None:
@@ -412,7 +412,7 @@ def roll_back(
                 num_rollbacks=limit,
             )
         choice = _find_earlier(folder, state) if world.is_first else None
-    path = gather(world, choice)[0]
+    path = broadcast(world, choice)
     assert path is not None
     with together(world):
         checkpoint.load_checkpoint(state, path)

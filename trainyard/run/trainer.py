@@ -55,7 +55,7 @@ from trainyard.training.saver import Saver
 from trainyard.training.step import TrainStep
 from trainyard.training.stop import StopSignal
 from trainyard.training.weight_names import prefix_of, with_best_average
-from trainyard.world import World, gather, own_generators, together, with_cores
+from trainyard.world import World, broadcast, own_generators, together, with_cores
 
 
 def train(
@@ -310,7 +310,7 @@ class Trainer:
         labels = labels_of(data.val, len(state.classes))
         report = with_best_average(summary(predictions, labels), [*state.emas], by)
         # The first rank's: another processor may round another way, and all must agree on the best.
-        report = gather(world, report)[0]
+        report = broadcast(world, report)
         with together(world):
             if world.is_first and score(report, by) >= score(state.best, by):
                 # Equal scores go to an average, the first one, as in `with_best_average`.

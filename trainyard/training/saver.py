@@ -31,7 +31,7 @@ from trainyard.training.checkpoint import (
     write_files,
     write_manifest,
 )
-from trainyard.world import World, gather, new_group, together
+from trainyard.world import World, broadcast, gather, new_group, together
 
 _LOOK_S = 0.5
 _LEAVE_S = 300  # for a pending checkpoint after an error; launchers wait as long
@@ -211,7 +211,7 @@ def write_checkpoint(taken: Snapshot, folder: Path, *, keep: int, world: World) 
     try:
         with _written(taken, final, None, world):
             begun_part = begin(final) if world.is_first else None
-        part = gather(world, begun_part)[0]
+        part = broadcast(world, begun_part)
         assert part is not None
         with _written(taken, final, part, world):
             manifest = write_files(taken.files, part)
