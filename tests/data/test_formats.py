@@ -16,7 +16,7 @@ from trainyard.data import formats
 from trainyard.data.decode.crops import Crops
 from trainyard.data.decode.decode import BadImageError, decode_batch, whole_image
 from trainyard.data.formats import folder
-from trainyard.data.formats.left_out import BROKEN_LINK, HEIF_SUFFIXES, HIDDEN, LOOP
+from trainyard.data.formats.left_out import BROKEN_LINK, HEIF_SUFFIXES, HIDDEN, LOOP, MASKS
 from trainyard.data.formats.scan import IMAGE_FORMATS, IMAGE_SUFFIXES
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.unlabelled import open_images
@@ -71,8 +71,33 @@ def test_classes_of_a_folder_by_their_paths(tmp_path: Path) -> None:
     assert open_index(place).classes == ("a", "b")  # each has an index of its own
     write_files(tmp_path / "set", ["c/new/5.jpg"])
     assert "c/new" in open_index(f"{place}#classes=path").classes
+    names_alone = open_index(f"{place}#classes=name")
+    assert names_alone.classes == ("abbey", "b", "indoor", "new")
+    assert names_alone.samples_per_class().tolist() == [1, 1, 2, 1]
     with raises("folder.unknown-classes", location=place, value="leaf"):
         open_index(f"{place}#classes=leaf")
+
+
+def test_masks_beside_their_images_are_left_out(tmp_path: Path) -> None:
+    """BUSI and COVID-19 Radiography: half of the images to train on were masks."""
+    beside = ["a/x (1)_mask.png", "a/x (1)_Mask_1.png", "a/y-seg.tif"]
+    own = ["a/x (1).png", "a/y.jpg", "a/z_mask.png", "a/mask/1.png", "a/mask_1.png"]
+    folders = ["b/Images/1.png", "b/Images/masks/2.png", "b/masks/1.png", "b/masks/c/1.png"]
+    place = write_files(tmp_path, [*beside, *own, *folders])
+    index = open_index(place)
+    paths = {os.path.relpath(index.locate(n)[0], place) for n in range(len(index))}
+    assert paths == {*own, "b/Images/1.png", "b/Images/masks/2.png"}
+    assert index.left_out.kinds == {MASKS: (4, "b/masks")}
+
+
+def test_data_inside_of_itself_is_no_class(tmp_path: Path) -> None:
+    """Malaria cell images: a copy of all of them was a third class."""
+    names = ["cells/a/1.png", "cells/b/2.png"]
+    copies = ["cells/cells/a/1.png", "cells/cells/b/2.png"]
+    place = write_files(tmp_path, [*names, *copies, "cells/cells/notes.txt"])
+    with raises("data.class-holds-classes", path=f"{place}/cells/cells", names="a and b"):
+        open_index(f"{place}/cells")
+    assert open_index(f"{place}/cells/cells").classes == ("a", "b")
 
 
 def test_a_folder_follows_links_like_image_folder(tmp_path: Path) -> None:

@@ -143,7 +143,8 @@ def test_classes_that_look_the_same_are_an_error(tmp_path: Path, other: str) -> 
         (["haze", "clear", "haze, clear", "clear|haze"], ["'haze, clear', 'clear|haze'"]),
         (["cat", "dog", "cat_dog"], ["'cat_dog'"]),
         (["black", "white", "black and white", "-white", "dog "], []),
-        (["1", "10", "-1"], []),
+        (["147 616", "147 813"], ["'147 616', '147 813'"]),
+        (["1", "10", "-1", "3/4", "20-30"], []),
     ],
 )
 def test_names_of_classes_that_may_be_others_are_remarked(

@@ -65,6 +65,21 @@ def test_a_table_beside_images_of_no_class_is_named(tmp_path: Path) -> None:
     assert f"{place}/train.csv" in str(caught.value.fields["remedy"])
 
 
+def test_archives_and_tables_of_training_data_come_first(tmp_path: Path) -> None:
+    """Of Kaggle's tables, one of results to submit was named as the list of the images."""
+    names = ["train.zip", "test.zip", "train.csv", "about.csv", "sample_submission.csv"]
+    place = write_files(tmp_path, [*names, "test.csv"])
+    for name in names:
+        with raises("data.no-images") as caught:
+            open_index(place)
+        assert f"{place}/{name}" in str(caught.value.fields["hint"]).rpartition("; ")[2]
+        os.remove(tmp_path / name)
+    write_files(tmp_path, ["set.zip", "set/1.jpg", "set/2.jpg"])  # unpacked
+    with raises("data.one-class") as caught:
+        check_learnable(open_index(place), place)
+    assert f"{place}/test.csv" in str(caught.value.fields["hint"])
+
+
 @pytest.mark.parametrize("names", [["notes.txt"], ["._set.zip", "readme"]])
 def test_other_files_have_no_remedy(names: list[str], tmp_path: Path) -> None:
     place = write_files(tmp_path, names)

@@ -381,10 +381,19 @@ def test_classes_that_hold_the_same_folders_are_remarked(tmp_path: Path) -> None
     assert class_remarks(plants, None) == [
         f"{tmp_path}/p: its classes 'color', 'grayscale', 'segmented' hold the same folders, "
         "'rust', 'scab': if these are the classes, name the folder above them as the location; "
-        "#classes=path makes a class of each path"
+        "#classes=path makes a class of each path, #classes=name of each name"
     ]
     tiny = open_index(write_files(tmp_path / "t", files("n01 n02", "images")))
     assert class_remarks(tiny, None) == []
+
+
+def test_classes_of_other_depths_are_remarked(tmp_path: Path) -> None:
+    """Colorectal histology: the folder of all tiles, and one of other images, were two classes."""
+    deep = open_index(write_files(tmp_path / "d", ["tiles/a/1.tif", "tiles/b/2.tif", "big/3.tif"]))
+    (remark,) = class_remarks(deep, None)
+    assert all(name in remark for name in ("'tiles'", "'a', 'b'", "'big'"))
+    caltech = open_index(write_files(tmp_path / "c", ["dog/1.jpg", "dog/greg/2.jpg", "bag/3.jpg"]))
+    assert class_remarks(caltech, None) == []
 
 
 def test_a_label_that_every_image_has_is_remarked(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def some_images() -> list[bytes]:
 
 IMAGE = bytes_feature(b"image/encoded", b"the image")
 LABEL = int_feature(b"image/class/label", 3)
+IMAGE_OF_TFDS = bytes_feature(b"image", b"the image")
 
 
 # --- files of others ---
@@ -95,6 +96,21 @@ def test_labels_of_tfds_count_from_0(tmp_path: Path) -> None:
     assert sorted(splits) == ["train", "val"]
     for location in splits.values():
         assert stored(location) == [(str(n % 2), image) for n, image in enumerate(images)]
+
+
+@pytest.mark.parametrize("feature_name", [b"class", b"target"])
+def test_labels_of_kaggle_count_from_0(tmp_path: Path, feature_name: bytes) -> None:
+    records = [
+        example(bytes_feature(b"image", b"%d" % n), int_feature(feature_name, n)) for n in range(3)
+    ]
+    write_records(tmp_path / "train/00-224x224-3.tfrec", records)
+    write_records(tmp_path / "val/00-224x224-3.tfrec", records[:1])
+    splits = find_splits(str(tmp_path))
+    assert [build_index(place).label.tolist() for place in splits.values()] == [[0, 1, 2], [0]]
+    both = example(*(int_feature(name, 7) for name in (b"class", b"target")), IMAGE_OF_TFDS)
+    write_records(tmp_path / "train/00-224x224-3.tfrec", [both])
+    with raises("tfrecord.missing-features", record=1):
+        build_index(splits["train"])
 
 
 def test_index_files_and_folders_are_no_shards(tmp_path: Path) -> None:

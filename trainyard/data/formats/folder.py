@@ -5,11 +5,13 @@ numbers and ids agree with every tool that reads this layout. All other files, h
 to a folder above them and folders without an image are left out and counted. A folder without an
 image stays a class if `dataset.json` or the other split has that class.
 
-With `FOLDER#classes=path` the path of each folder that holds an image itself is a class, `a/abbey`.
+With `FOLDER#classes=path` the path of each folder that holds an image itself is a class, `a/abbey`;
+with `#classes=name` its name, `abbey`, wherever it lies.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from typing import NamedTuple
@@ -22,6 +24,7 @@ from trainyard.data.formats.left_out import (
     HIDDEN,
     LOOP,
     LOOSE,
+    MASKS,
     NO_IMAGE,
     SPECIAL,
     LeftOut,
@@ -46,6 +49,8 @@ from trainyard.errors import DataError
 
 # Parallel listings and sizes hide the latency of a network file system.
 _STAT_THREADS = 16
+_MASK = re.compile(r"[_-](?:mask|seg|segmentation|gt)(?:[_-]?\d+)?\.[^.]+$", re.IGNORECASE)
+_IMAGE_FOLDERS, _MASK_FOLDERS = {"images", "image", "imgs", "img"}, {"masks", "mask"}
 
 
 class _Tree(NamedTuple):
@@ -53,10 +58,10 @@ class _Tree(NamedTuple):
     """Sorted, relative to the location; without links to a folder above them."""
     images: dict[str, str]
     """The folders that hold an image themselves, with their paths without links."""
-    loops: list[str]
-    """Links to a folder above them."""
     broken: list[str]
     """Broken links, which change no folder when they are mended."""
+    left_out: list[tuple[str, str]]
+    """The kind and the path of each folder that is not entered."""
 
 
 def recognises(place: ResolvedLocation) -> bool:
@@ -71,17 +76,17 @@ def recognises(place: ResolvedLocation) -> bool:
 
 def scan(place: ResolvedLocation) -> Scan:
     """The samples of a folder. DataError if a folder in it cannot be read."""
-    by_path = has_path_classes(place)
+    by = classes_by(place)
     names = _folders_in(place.root)
     with ThreadPoolExecutor(_STAT_THREADS) as pool:
         trees = list(pool.map(lambda name: _tree(place.root, name), names))
     folders = dict(zip(names, trees, strict=True))
     empty = [name for name, tree in folders.items() if tree.folders and not tree.images]
-    elsewhere, telling = _elsewhere(place.root, [] if by_path else empty)
+    elsewhere, telling = _elsewhere(place.root, [] if by else empty)
     left_out = files_left_out(place.root)
     for name, tree in folders.items():
-        for loop in tree.loops:
-            left_out.add(LOOP, loop)
+        for kind, path in tree.left_out:
+            left_out.add(kind, path)
         if name in empty and name not in elsewhere:
             left_out.add(NO_IMAGE, name)
             for path in tree.folders:
@@ -93,10 +98,11 @@ def scan(place: ResolvedLocation) -> Scan:
     broken += [path for tree in trees for path in tree.broken]
     check_no_splits(place.location, classes, watched, remedy_beside(place.root, left_out))
     _check_once(place.location, trees)
+    _check_no_copy(place.location, {} if by else folders)
     class_of = {path: name for name in classes for path in folders[name].folders}
-    if by_path:
-        class_of = {path: path for path in class_of}
-        classes = sorted(path for tree in trees for path in tree.images)
+    if by:
+        class_of = {path: path if by == "path" else os.path.basename(path) for path in class_of}
+        classes = sorted({class_of[path] for tree in trees for path in tree.images})
     number = {name: n for n, name in enumerate(classes)}
     found = in_threads(
         _STAT_THREADS,
@@ -113,18 +119,19 @@ def scan(place: ResolvedLocation) -> Scan:
     )
 
 
-def has_path_classes(place: ResolvedLocation) -> bool:
-    """True with `#classes=path`. DataError for another value."""
-    value = place.options.get("classes", "path")
-    if value != "path":
+def classes_by(place: ResolvedLocation) -> str:
+    """The value of `#classes=`: path, name, or "" without. DataError for another value."""
+    value = place.options.get("classes", "")
+    if "classes" in place.options and value not in ("path", "name"):
         raise DataError(
             "folder.unknown-classes",
             "{location}: #classes={value} is unknown: #classes=path takes the path of the folder "
-            "that holds an image for its class, and without it the first folder is the class",
+            "that holds an image for its class, #classes=name its name, and without it the first "
+            "folder is the class",
             location=place.location,
             value=value,
         )
-    return "classes" in place.options
+    return value
 
 
 def _check_once(location: str, trees: Iterable[_Tree]) -> None:
@@ -139,6 +146,21 @@ def _check_once(location: str, trees: Iterable[_Tree]) -> None:
                 "count twice: remove one of the two",
                 path=path,
                 other=os.path.join(location, other),
+            )
+
+
+def _check_no_copy(location: str, folders: Mapping[str, _Tree]) -> None:
+    """DataError for a class that holds folders named like classes: the data, inside of itself."""
+    for name, tree in folders.items():
+        inside = {os.path.basename(one) for one in tree.folders if os.path.dirname(one) == name}
+        again = sorted(folders.keys() & inside)
+        if again[1:]:
+            raise DataError(
+                "data.class-holds-classes",
+                "{path}: holds {names}, which lie beside it too, as in a copy of the data inside "
+                "of itself: name it as the location, or move it away",
+                path=os.path.join(location, name),
+                names=" and ".join(again[:3]),
             )
 
 
@@ -157,8 +179,8 @@ def _folders_in(location: str) -> list[str]:
 
 def _tree(location: str, class_name: str) -> _Tree:
     """The class's folder and all folders below it."""
-    folders, loops, broken = list[str](), list[str](), list[str]()
-    images: dict[str, str] = {}
+    folders, broken, images = list[str](), list[str](), dict[str, str]()
+    left_out = list[tuple[str, str]]()
     # Each folder with the real paths of the folders above it.
     queue: list[tuple[str, tuple[str, ...]]] = [(class_name, (os.path.realpath(location),))]
     while queue:
@@ -166,19 +188,27 @@ def _tree(location: str, class_name: str) -> _Tree:
         path = os.path.join(location, folder)
         here = os.path.realpath(path)
         if here in above:
-            loops.append(folder)
+            left_out.append((LOOP, folder))
             continue
         folders.append(folder)
+        inside = list[str]()
         for entry in _scandir(path):
             if is_hidden(entry.name):
                 continue
             if _is_broken(entry):
                 broken.append(os.path.join(folder, entry.name))
             elif entry.is_dir():
-                queue.append((os.path.join(folder, entry.name), (*above, here)))
+                inside.append(entry.name)
             elif folder not in images and why_left_out(entry) is None:
                 images[folder] = here
-    return _Tree(sorted(folders), images, sorted(loops), sorted(broken))
+        has_images = not _IMAGE_FOLDERS.isdisjoint(map(str.lower, inside))
+        for name in inside:
+            deeper = os.path.join(folder, name)
+            if has_images and name.lower() in _MASK_FOLDERS:
+                left_out.append((MASKS, deeper))
+            else:
+                queue.append((deeper, (*above, here)))
+    return _Tree(sorted(folders), images, sorted(broken), sorted(left_out))
 
 
 def _elsewhere(location: str, names: Sequence[str]) -> tuple[set[str], list[str]]:
@@ -215,6 +245,10 @@ def _read_folder(location: str, folder: str, label: int) -> FileScan:
             found.append((path, entry.stat().st_size))
         else:
             left_out.add(kind, path)
+    masks = _masks([path for path, _ in found])
+    for path in masks:
+        left_out.add(MASKS, path)
+    found = [one for one in found if one[0] not in masks]
     others = [one for one in found if not _is_array(one[0])]
     # Arrays may hold features of the other images.
     for path, _ in found if others else []:
@@ -222,6 +256,13 @@ def _read_folder(location: str, folder: str, label: int) -> FileScan:
             left_out.add(FEATURES, path)
     rows = [FileRows(path, [0], [size], [label]) for path, size in others or found]
     return FileScan(rows, left_out)
+
+
+def _masks(paths: Sequence[str]) -> dict[str, None]:
+    """The masks of other images in a folder: `x_mask.png` and `x_mask_1.png` beside `x.png`."""
+    likely = {path: path[: match.start()] for path in paths if (match := _MASK.search(path))}
+    stems = {os.path.splitext(path)[0] for path in paths} if likely else set()
+    return dict.fromkeys(path for path, stem in likely.items() if stem in stems)
 
 
 def why_left_out(entry: os.DirEntry[str]) -> str | None:

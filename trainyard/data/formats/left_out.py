@@ -16,6 +16,7 @@ BESIDE = "folders beside the shards"
 NO_SPLIT = "images and tars in no split"
 RESERVED = "members with a reserved name"
 FEATURES = "arrays in folders of other images"
+MASKS = "masks beside their images"
 DOTTED = "samples with a dot in their names, since a key ends at the first one: rename them"
 
 HEIF_SUFFIXES = (".heic", ".heif")

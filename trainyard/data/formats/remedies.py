@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Iterable
 
 from trainyard.data.formats.left_out import HIDDEN, LeftOut
+from trainyard.data.formats.scan import is_hidden
+from trainyard.data.formats.split_names import split_named
 from trainyard.data.storage.source import is_remote
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
@@ -25,13 +27,16 @@ ARRAYS = "trainyard.write_images makes a data set of arrays: docs/arrays.md has 
 
 
 def remedy(paths: Iterable[str]) -> str:
-    """The end of an error message, for the first file with a remedy; "" without any."""
-    for path in paths:
+    """The end of an error message, for the first file with a remedy; "" without any.
+
+    Archives come first, then tables of training data; those to submit results in come last.
+    """
+    for path in sorted(paths, key=_rank):
         name = os.path.basename(path).lower()
         suffix = next((suffix for suffix in _UNPACK if name.endswith(suffix)), "")
         if match := re.search(r"cifar-(100?)-(?:python|binary|batches)", path):
             return f"; `trainyard data prepare cifar{match[1]}` reads CIFAR-{match[1]}"
-        if suffix and not is_remote(path):
+        if suffix and not is_remote(path) and not os.path.isdir(path[: -len(suffix)]):
             quoted = {"path": shlex.quote(path), "folder": shlex.quote(path[: -len(suffix)])}
             return f"; unpack it and name the folder: {_UNPACK[suffix].format(**quoted)}"
         if re.match("(train|t10k)-(images|labels).idx", name):
@@ -46,8 +51,17 @@ def remedy(paths: Iterable[str]) -> str:
 def remedy_beside(root: str, left_out: LeftOut) -> str:
     """`remedy` for the examples of what a scan leaves out in a folder, or the tables above it."""
     kinds = left_out.kinds.items()
-    inside = (os.path.join(root, name) for kind, (_, name) in kinds if kind != HIDDEN)
-    above = os.path.normpath(os.path.join(root, ".."))
-    names = sorted(os.listdir(above)) if os.access(above, os.R_OK) else []
-    tables = (name for name in names if name.lower().endswith(_TABLES))
-    return remedy(inside) or remedy(os.path.join(above, name) for name in tables)
+    paths = [os.path.join(root, name) for kind, (_, name) in kinds if kind != HIDDEN]
+    for folder in (root, os.path.normpath(os.path.join(root, ".."))):
+        names = sorted(os.listdir(folder)) if os.access(folder, os.R_OK) else []
+        some = _TABLES if folder != root else (*_UNPACK, *_TABLES)
+        shown = (name for name in names if name.lower().endswith(some) and not is_hidden(name))
+        paths += [os.path.join(folder, name) for name in shown]
+    return remedy(paths)
+
+
+def _rank(path: str) -> tuple[bool, bool, bool]:
+    name = os.path.basename(path).lower()
+    split = split_named(os.path.basename(path))
+    is_other = name.endswith(_TABLES) and (split == "test" or "submission" in name)
+    return not name.endswith((*_UNPACK,)), is_other, split != "train"

@@ -5,6 +5,7 @@ features that are read are
 
     image/encoded, image/class/label, image/class/synset    labels count from 1, 0 is unused
     image, label                                             TFDS: labels count from 0
+    image, class or target                                   Kaggle: the same
 
 where `synset`, the class's name, may be left out; other features are ignored.
 """
@@ -42,13 +43,13 @@ from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source, checksum
 from trainyard.errors import DataError
 
-_NAME = re.compile(r"-\d+-of-\d+(\.tfrecords?)?$|\.tfrecords?$")
+_NAME = re.compile(r"-\d+-of-\d+(\.tfrecords?)?$|\.tfrec(ords?)?$")
 _HEAD, _TAIL = 12, 4  # bytes of a record before and after its data
 _GZIP = b"\x1f\x8b"
 
 _IMAGE, _LABEL, _SYNSET = b"image/encoded", b"image/class/label", b"image/class/synset"
-_TFDS_IMAGE, _TFDS_LABEL = b"image", b"label"
-_FEATURES = frozenset((_IMAGE, _LABEL, _SYNSET, _TFDS_IMAGE, _TFDS_LABEL))
+_TFDS_IMAGE, _TFDS_LABEL, _OTHER_LABELS = b"image", b"label", (b"class", b"target")
+_FEATURES = frozenset((_IMAGE, _LABEL, _SYNSET, _TFDS_IMAGE, _TFDS_LABEL, *_OTHER_LABELS))
 
 
 def recognises(place: ResolvedLocation) -> bool:
@@ -228,15 +229,16 @@ def _masked(checksum: int) -> bytes:
 def _sample(data: BufferedReader, record: _Record) -> tuple[Span, int, str | None]:
     """The span of the image, the label from 0, and the class's name or None."""
     found = find_features(data, record.data, _FEATURES)
+    numbers = [_TFDS_LABEL] if _TFDS_LABEL in found else found.keys() & {*_OTHER_LABELS}
     if _IMAGE in found and _LABEL in found:
         image, label_name = _IMAGE, _LABEL
-    elif _TFDS_IMAGE in found and _TFDS_LABEL in found:
-        image, label_name = _TFDS_IMAGE, _TFDS_LABEL
+    elif _TFDS_IMAGE in found and len(numbers) == 1:
+        image, (label_name,) = _TFDS_IMAGE, numbers
     else:
         raise DataError(
             "tfrecord.missing-features",
             "{path}: record {record}, byte {offset}: expected the features image/encoded and "
-            "image/class/label, or image and label; found {names}",
+            "image/class/label, or image and one of label, class and target; found {names}",
             path=data.name,
             record=record.number,
             offset=record.start,
@@ -244,7 +246,7 @@ def _sample(data: BufferedReader, record: _Record) -> tuple[Span, int, str | Non
         )
     label = _label(data, record, found, label_name)
     where = _read(one_bytes, data, found, image)
-    if label_name == _TFDS_LABEL:
+    if label_name != _LABEL:
         return where, label, None
     return where, label, _read(one_text, data, found, _SYNSET) if _SYNSET in found else None
 
@@ -262,7 +264,7 @@ def _label(data: BufferedReader, record: _Record, found: dict[bytes, Span], feat
             record=record.number,
             offset=record.start,
         )
-    label = stored if feature == _TFDS_LABEL else stored - 1
+    label = stored - (feature == _LABEL)
     if not 0 <= label < MAX_CLASSES:
         raise DataError(
             "tfrecord.not-a-class-number",
@@ -296,6 +298,6 @@ FORMAT = Format(
     name="tfrecord",
     recognises=recognises,
     scan=scan,
-    patterns=("*-of-*", "*.tfrecord", "*.tfrecords"),
+    patterns=("*-of-*", "*.tfrecord", "*.tfrecords", "*.tfrec"),
     check_shard=check_shard,
 )

@@ -17,6 +17,7 @@ from trainyard.printable import print_line
 
 _NAMED = 3  # classes that a message names
 _SEPARATORS = (None, ",", ";", "/", "|", "+", "&", "_", "-")  # None: blanks
+_OF_NUMBERS = (None, ",", ";", "|")  # others are in dates and codes
 # Characters of no width that are not in the category Cf, by Unicode's Default_Ignorable_Code_Point.
 _UNSEEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0\ufe00-\ufe0f\U000e0000-\U000e0fff]"
@@ -72,7 +73,7 @@ def name_remarks(classes: Sequence[str]) -> list[str]:
     if joints:
         shown = ", ".join(map(repr, [*joints][:_NAMED])) + (", …" if len(joints) > _NAMED else "")
         remarks.append(
-            f"{shown}: made of other classes: several labels for an image are a list of labels, "
+            f"{shown}: made of several classes: several labels for an image are a list of labels, "
             f"such as dog|sofa in a column labels; LIST#between={next(iter(joints.values()))!r} "
             "takes those of a list apart"
         )
@@ -80,10 +81,11 @@ def name_remarks(classes: Sequence[str]) -> list[str]:
 
 
 def _joint(name: str, classes: set[str]) -> str:
-    """The separator between two or more of the classes that a name is made of; "" for others."""
+    """The separator between two or more classes, or numbers, that a name is made of; else ""."""
     for separator in _SEPARATORS:
         parts = [part.strip() for part in name.split(separator)]
-        if len(parts) > 1 and classes.issuperset(parts):
+        are_numbers = separator in _OF_NUMBERS and all(map(str.isdigit, parts))
+        if len(parts) > 1 and (are_numbers or classes.issuperset(parts)):
             return separator or " "
     return ""
 

@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 from trainyard.data import formats
 from trainyard.data.formats.folder import (
+    classes_by,
     entries_of,
     has_image_suffix,
-    has_path_classes,
     is_folder,
     why_left_out,
 )
-from trainyard.data.formats.remedies import remedy
+from trainyard.data.formats.left_out import LeftOut
+from trainyard.data.formats.remedies import remedy_beside
 from trainyard.data.formats.scan import is_hidden
 from trainyard.data.formats.split_names import JOINED, is_split_word, split_named, words_of
 from trainyard.data.index.splits import (
@@ -69,7 +70,7 @@ def doubt_about(location: str) -> Doubt | None:
         resolved = find_place(location)
         if is_remote(location) or not resolved.is_folder or formats.recognise(resolved) != "folder":
             return None
-        by_path = has_path_classes(resolved)
+        by = classes_by(resolved)
     except DataError:  # told where the data is opened
         return None
     entries = [e for e in entries_of(resolved.root) if is_folder(e) and not is_hidden(e.name)]
@@ -79,12 +80,12 @@ def doubt_about(location: str) -> Doubt | None:
         entries = [entry for entry in entries if next(_images(entry.path), None)]
         reasons = [*_by_name([entry.name for entry in entries], is_deep)]
     names = [entry.name for entry in entries]
-    if by_path:
+    if by:
         return _doubt(location, names, [*_like_split(names)])
     if len(entries) < 2:
         return None
     if is_deep:
-        deeper = f"('{location}#classes=path' makes classes of these)"
+        deeper = f"('{location}#classes=path' makes classes of these, #classes=name of their names)"
         reasons.append((f"all images lie deeper, in folders inside of them {deeper}", False))
         if all(map(_SHORT.fullmatch, names)) and not all(map(str.isdigit, names)):
             reasons.append(("they have the names of an alphabet or of hashes", False))
@@ -123,7 +124,7 @@ def check_classes(location: str, rest: str) -> None:
             names=doubt.names,
             reasons=doubt.reasons,
             hint=rest,
-            remedy=remedy(map(place.path, place.names)),
+            remedy=remedy_beside(place.root, LeftOut()),
         )
 
 

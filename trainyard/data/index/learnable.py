@@ -1,7 +1,7 @@
 """Data that cannot be learnt from, or hardly: one class, and classes without images of a split."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -53,11 +53,20 @@ def class_remarks(
     # Of folders it is told before they are indexed.
     if train.format == "tar" and (reason := doubtful_names(train.classes)):
         remarks.append(f"{train.root}: classes {_some(train.classes)}, though {reason}")
-    if shared := _shared_folders(train):
+    inside = _folders_inside(train)
+    if (flat := [name for name in inside if not inside[name]]) and (
+        deep := [name for name in inside if len(inside[name]) > 1]
+    ):
+        remarks.append(
+            f"{train.root}: class {deep[0]!r} is of the folders {_some(sorted(inside[deep[0]]))}, "
+            f"and {flat[0]!r} has none inside: if these are classes, name {deep[0]!r} as the "
+            "location"
+        )
+    if shared := _shared(inside):
         remarks.append(
             f"{train.root}: its classes {_some(train.classes)} hold the same folders, "
             f"{_some(shared)}: if these are the classes, name the folder above them as the "
-            "location; #classes=path makes a class of each path"
+            "location; #classes=path makes a class of each path, #classes=name of each name"
         )
     return remarks
 
@@ -73,14 +82,17 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join([*map(repr, names[:_NAMED]), *(["…"] if len(names) > _NAMED else [])])
 
 
-def _shared_folders(index: Index) -> list[str]:
-    """The folders, two or more, that every class of image folders holds."""
-    if index.format != "folder":
-        return []
+def _folders_inside(index: Index) -> dict[str, set[str]]:
+    """The names of the folders in each class of image folders."""
     inside: dict[str, set[str]] = {name: set() for name in index.classes}
-    for path in index.stamps:
+    for path in index.stamps if index.format == "folder" else ():
         above, _, name = path.partition(os.sep)
         if name and os.sep not in name and above in inside:
             inside[above].add(name)
+    return inside
+
+
+def _shared(inside: Mapping[str, set[str]]) -> list[str]:
+    """The folders, two or more, that every class holds."""
     shared = set.intersection(*inside.values()) if len(inside) > 1 else set()
     return sorted(shared) if len(shared) > 1 else []
