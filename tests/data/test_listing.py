@@ -643,6 +643,87 @@ def test_the_splits_of_a_list_by_lists(folder: Path) -> None:
         open_index(f"{location}#train=one.csv#val=one.csv#val")
 
 
+def test_the_splits_of_a_list_by_a_list_of_splits(folder: Path) -> None:
+    """CUB-200 and CelebA: by an id beside the image, or by its cell."""
+    location = write_csv(folder, "x1 a/1.jpg cat\nx2 2.jpg dog\nx3 é.png cat\n", "images.txt")
+    write_csv(folder, "x1 1\nx2 0\nx3 1\n", "train_test_split.txt")
+    write_csv(folder, "image_id,partition\na/1.jpg,0\n2.jpg,2\né.png,1\n", "part.csv")
+    words = "4\nimage_name evaluation_status\nx1 train\nx2 val\nx4 test\n"
+    write_csv(folder, words, "list_eval_partition.txt")
+    expected = {
+        "train_test_split.txt": {"train": 2, "test": 1},
+        "part.csv": {"train": 1, "val": 1, "test": 1},
+        "list_eval_partition.txt": {"train": 1, "val": 1, "test": 0},
+    }
+    for name, counts in expected.items():
+        place = f"{location}#label=3#split={name}"
+        assert set(find_splits(place)) == {"train", "val"}
+        for split in filter(counts.get, counts):
+            assert len(open_index(f"{place}#{split}")) == counts[split]
+    index = open_index(f"{location}#label=3#split=list_eval_partition.txt#train")
+    assert index.left_out.kinds["images in no list of a split"] == (1, f"{location}, line 3")
+    (remark,) = [text for text in split_remarks(location) if "not used" in text]
+    assert "LIST#split=" in remark and "train_test_split.txt" in remark
+    write_csv(folder, "x1 0\nx2 1\nx3 0\n", "train_test_split.txt")
+    assert len(open_index(f"{location}#label=3#split=train_test_split.txt#train")) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "fields"),
+    [
+        ("x1 1\nx2 maybe\n", "list.split-of-row", {"line": 2, "value": "maybe"}),
+        ("x1 1\nx1 0\n", "list.split-of-row", {"line": 2, "image": "x1"}),
+        ("x1 1 2\n", "list.no-splits", {}),
+        ("", "list.no-splits", {}),
+        ("x8 1\nx9 0\n", "list.splits-of-others", {"image": "a/1.jpg"}),
+    ],
+)
+def test_wrong_lists_of_splits(
+    folder: Path, text: str, code: str, fields: dict[str, object]
+) -> None:
+    location = write_csv(folder, "x1 a/1.jpg cat\nx2 2.jpg dog\n", "images.txt")
+    path = write_csv(folder, text, "train_test_split.txt")
+    with raises(code, path=path, **fields):
+        open_index(f"{location}#label=3#split=train_test_split.txt#train")
+    with raises("list.no-list-of-split", name="nosuch.txt"):
+        open_index(f"{location}#label=3#split=nosuch.txt#train")
+
+
+@pytest.mark.parametrize("name", ["list_eval_partition.txt", "train_test_split.txt", "split.lst"])
+def test_splits_are_no_labels(folder: Path, name: str) -> None:
+    """CelebA: 0, 1 and 2 were three classes."""
+    location = write_csv(folder, "a/1.jpg 0\n2.jpg 1\né.png 2\n", name)
+    with raises("list.splits-for-labels", path=location, values="0 and 1 and 2", column="2"):
+        open_index(location)
+    assert open_index(f"{location}#label=2").classes == ("0", "1", "2")
+
+
+def test_a_list_of_training_images_may_have_few_numbers(folder: Path) -> None:
+    location = write_csv(folder, "a/1.jpg 0\n2.jpg 1\n", "train_split.txt")
+    assert open_index(location).classes == ("0", "1")
+
+
+def test_a_count_of_rows_and_a_header_without_its_first_name(folder: Path) -> None:
+    """CelebA and DeepFashion: the count was the header."""
+    text = "3\nBald Smiling\na/1.jpg -1  1\n2.jpg  1 -1\né.png  1 -1\n"
+    index = open_index(write_csv(folder, text, "list_attr.txt") + "#label=Bald,Smiling")
+    assert (index.classes, len(index)) == (("Bald", "Smiling"), 3)
+    location = write_csv(folder, "2\nimage_name  category\na/1.jpg  7\n2.jpg 8\n", "list.txt")
+    assert open_index(location).classes == ("7", "8")
+    with raises("data.unknown-column", header=", line 2, the header"):
+        open_index(f"{location}#label=3")
+
+
+def test_a_cell_of_a_list_of_one_split_is_an_image_of_it(tmp_path: Path) -> None:
+    """CIFAR-10 of Kaggle: train/1.png and test/1.png."""
+    write_files(tmp_path, ["train/1.png", "train/2.png", "test/1.png", "test/2.png"])
+    text = "id,label\n1,cat\n2,dog\n"
+    expected = [("train/1.png", "cat"), ("train/2.png", "dog")]
+    assert images_of(write_csv(tmp_path, text, "trainLabels.csv")) == expected
+    with raises("list.ambiguous-image", names="test/1.png, train/1.png"):
+        open_index(write_csv(tmp_path, text, "labels.csv"))
+
+
 @pytest.mark.parametrize(
     ("names", "classes"), [("cow ant cow", ("ant", "cow")), ("cow ant elk", ("0", "7"))]
 )

@@ -6,7 +6,7 @@ The columns are decided when a list is opened, by its options, by their names, o
 import os
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice, takewhile
 from typing import NamedTuple
@@ -30,8 +30,9 @@ from trainyard.data.formats.columns import (
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.list_json import END, JsonTable
 from trainyard.data.formats.list_json import SUFFIXES as JSON
-from trainyard.data.formats.list_text import HEAD, Table
-from trainyard.data.formats.split_names import SPLITS, rest_of
+from trainyard.data.formats.list_splits import are_splits, names_splits, read_splits
+from trainyard.data.formats.list_text import HEAD, TEXTS, Table
+from trainyard.data.formats.split_names import SPLITS, rest_of, split_named
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.manifest import is_inside
 from trainyard.errors import DataError
@@ -43,6 +44,7 @@ BETWEEN = "|"
 _SURE, _EACH = 100, 64  # the first rows, and each n-th one, are looked up before all others
 _ODD = re.compile(r"^[/.]|//|/\.|[:\0]|/$")  # of a cell that may be no plain path
 _WHOLE = re.compile(r"\.0+$")  # the end of a whole number, as MXNet writes labels
+_ID = re.compile(r"\d+|(?=.*\d)[\da-fA-F]+(-[\da-fA-F]+)+")  # a number, or an UUID
 _NAMES_OF_LABELS = ("label_name", "class_name")  # columns beside numbers
 _NAMED = 3  # images that a message names
 _UNLABELLED = "rows without a label"
@@ -61,6 +63,11 @@ class Row(NamedTuple):
 def named_splits(place: ResolvedLocation) -> tuple[str, ...]:
     """The splits that options name lists for."""
     return tuple(split for split in SPLITS if split in place.options)
+
+
+def has_split_list(place: ResolvedLocation) -> bool:
+    """True if the option of the splits names a list of them, and no column."""
+    return place.options.get("split", "").lower().endswith(TEXTS)
 
 
 def open_table(
@@ -127,13 +134,18 @@ class ListRows:
         self.root = images.root
         self.found = list[str]()
         """The path for the cell of each row so far, once images are searched."""
-        self.members: dict[str, str] | None = None
+        self.members: Mapping[str, str] | None = None
         """The split of each image by the lists of the splits; None without these."""
+        self.key: int | None = None
+        """The column that tells the member; None for the path."""
+        self.beside = list[str]()
+        """The paths of the lists of the splits."""
         self.is_lst = path.lower().endswith(".lst")
         self.table = open_table(path, self._is_row, images.has_end)
         names, header, options = self.table.names, self.table.header, place.options
         find = partial(find_column, names=names, path=self.path, header=header)
-        self.wanted_split = "none" if named_splits(place) else options.get("split")
+        is_beside = bool(named_splits(place)) or has_split_list(place)
+        self.wanted_split = "none" if is_beside else options.get("split")
         self.divider = find_divider(self.table, self.wanted_split)
         label, image = options.get("label"), find("path", wanted=options.get("path"))
         is_one_hot = label is not None and "," in label and label not in names
@@ -224,7 +236,7 @@ class ListRows:
     def _other_columns(self) -> list[int]:
         """The column of the labels in a list without a header, if it has a further one.
 
-        Whole numbers in the first column, each another, are those of the rows.
+        Whole numbers or ids in the first column, each another, are those of the rows.
         """
         names, header = self.table.names, self.table.header
         if self.table.has_header and self.split:
@@ -235,11 +247,39 @@ class ListRows:
             raise missing("label", names, self.path, header, example=example if likely else "")
         others = [at for at in range(len(names)) if at not in (self.image, self.divider)]
         cells = [row[0].strip() for row in self._head()]
-        if self.image and len({*cells}) == len(cells) > 1 and all(map(str.isdigit, cells)):
+        if self.image and len({*cells}) == len(cells) > 1 and all(map(_ID.fullmatch, cells)):
             others.remove(0)
         if others[1:]:
             raise several_columns("label", [names[at] for at in others], self.path, header)
+        values = sorted({row[at].strip() for at in others for row in self._head()})
+        if others and names_splits(self.path) and are_splits(values):
+            raise DataError(
+                "list.splits-for-labels",
+                "{path}: gives images a split ({values}), and no label: 'LIST#split={name}' takes "
+                "it as the splits of a list with labels; '{location}#label={column}' takes it for "
+                "the labels",
+                path=self.path,
+                values=" and ".join(values),
+                name=os.path.basename(self.path),
+                location=self.place.with_options,
+                column=names[others[0]],
+            )
         return others
+
+    def join(self, path: str) -> None:
+        """Take the splits of rows from a list of splits. DataError if it has none of these rows."""
+        self.members, self.beside = read_splits(path), [path]
+        head = self._head()
+        hits = [sum(row[at].strip() in self.members for row in head) for at in range(len(head[0]))]
+        self.key = max((self.image, *range(len(hits))), key=hits.__getitem__)
+        if not hits[self.key]:
+            raise DataError(
+                "list.splits-of-others",
+                "{path}: has no split for {image!r} or any other cell of the first rows of {list}",
+                path=path,
+                image=head[0][self.image],
+                list=self.path,
+            )
 
     def survey(self) -> Survey:
         """One pass over the rows. DataError for a wrong line, and for a column of splits unread."""
@@ -378,7 +418,8 @@ class ListRows:
             if not is_here or _ODD.search(path):
                 path = self._from_here(line, path, inside, here)
             if self.members is not None:
-                split = self.members.get(path)
+                key = path if self.key is None else cells[self.key].strip()
+                split = self.members.get(key)
             if not self.labels:
                 labels = [os.path.dirname(path)]
             yield Row(line, path, labels, split, cell, cells)
@@ -446,6 +487,10 @@ class ListRows:
         if is_above or (cell.startswith("/") and os.path.lexists(cell)):
             return cell
         found = self.images.named(cell)
+        if found[1:] and (split := split_named(os.path.basename(self.path))):
+            # `1` in trainLabels.csv is train/1.png, where there is a test/1.png too
+            own = [one for one in found if split in map(split_named, one.split("/")[:-1])]
+            found = own or found
         if found[1:] and not self.images.is_path(cell):
             raise DataError(
                 "list.ambiguous-image",

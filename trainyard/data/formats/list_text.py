@@ -1,7 +1,8 @@
 """The text of a list of images as rows of cells: CSV and its relatives, with a header or without.
 
 Text is UTF-8, or UTF-16 with its mark. Commas, semicolons or tabs separate cells; in `.txt` and
-`.lst` also blanks.
+`.lst` also blanks. There a number alone in the first line is the count of rows, and a header may
+lack the name of the first column, as in the lists of CelebA.
 """
 
 import codecs
@@ -12,6 +13,7 @@ from itertools import chain, islice
 
 from trainyard.errors import DataError
 
+TEXTS = (".csv", ".tsv", ".txt", ".lst")
 HEAD = 1000
 """Rows that a decision about the columns looks at."""
 _BLANK_SUFFIXES = (".txt", ".lst")
@@ -39,25 +41,33 @@ class Table:
         is_image: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self.path = path
-        first = next(text_lines(path), "")
+        first, second = [*islice(text_lines(path), 2), "", ""][:2]
+        is_text = path.lower().endswith(_BLANK_SUFFIXES)
+        self._skipped = int(is_text and first.strip().isdigit() and len(second.split()) > 1)
+        first = second if self._skipped else first
         bare = _QUOTED.sub("", first)
         self._delimiter = max(_DELIMITERS, key=bare.count)
-        is_blank = path.lower().endswith(_BLANK_SUFFIXES) and self._delimiter not in bare
+        is_blank = is_text and self._delimiter not in bare
         self._splits: int | None = None
         """The most cuts at blanks, -1 for any number; None for CSV."""
         if is_blank:
             self._splits = 0 if is_image(first.strip()) else -1
-            if self._splits and len({len(cells) for _, cells in islice(self._cells(), HEAD)}) > 1:
-                self._splits = 1  # the rest of a line is one text
-        _, cells = next(self._cells(), (1, []))
+        cells, *rows = [cells for _, cells in islice(self._cells(), HEAD)] or [[]]
+        lengths = {*map(len, rows)}
+        is_short = is_blank and lengths == {len(cells) + 1} and not is_row(cells)
+        if self._splits and not is_short and lengths - {len(cells)}:
+            self._splits = 1  # the rest of a line is one text
+            _, cells = next(self._cells())
         self.has_header = not (cells and is_row(cells))
+        cells = ["1", *cells] if is_short else cells
         self.names = cells if self.has_header else [str(n + 1) for n in range(len(cells))]
         """The names of the columns; their numbers, from 1, without a header."""
 
     @property
     def header(self) -> str:
         """Where the names of the columns stand, for a message."""
-        return ", line 1, the header" if self.has_header else ", columns by number"
+        line = 1 + self._skipped
+        return f", line {line}, the header" if self.has_header else ", columns by number"
 
     def rows(self) -> Iterator[Row]:
         """All rows but the header."""
@@ -77,9 +87,9 @@ class Table:
             yield line, cells
 
     def _cells(self) -> Iterator[Row]:
-        lines = text_lines(self.path)
+        lines = islice(text_lines(self.path), self._skipped, None)
         if self._splits is not None:
-            for number, text in enumerate(lines, start=1):
+            for number, text in enumerate(lines, start=1 + self._skipped):
                 text = text.strip()
                 if text:
                     yield number, text.split(None, self._splits) if self._splits else [text]
@@ -88,13 +98,13 @@ class Table:
         try:
             for cells in reader:
                 if any(map(str.strip, cells)):  # else a blank line, or a spreadsheet's empty row
-                    yield reader.line_num, cells
+                    yield reader.line_num + self._skipped, cells
         except csv.Error as error:
             raise DataError(
                 "list.not-csv",
                 "{path}, line {line}: is not CSV ({reason})",
                 path=self.path,
-                line=reader.line_num,
+                line=reader.line_num + self._skipped,
                 reason=str(error),
             ) from None
 

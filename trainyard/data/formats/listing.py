@@ -32,17 +32,20 @@ from trainyard.data.formats.list_rows import (
     ListRows,
     Row,
     find_divider,
+    has_split_list,
     named_splits,
     open_table,
     split_by,
 )
+from trainyard.data.formats.list_splits import read_splits
+from trainyard.data.formats.list_text import TEXTS
 from trainyard.data.formats.scan import FileRows, Scan, num_threads, several
 from trainyard.data.formats.split_names import SPLITS, is_split_word
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 
-SUFFIXES = (".csv", ".tsv", ".txt", ".lst", *JSON)
+SUFFIXES = (*TEXTS, *JSON)
 _CHUNK = 256  # images that a thread looks at in a row
 _DUPLICATE = "rows of an image that has a row already"
 
@@ -71,7 +74,8 @@ def scan(place: ResolvedLocation) -> Scan:
     name_of = lists[0].class_names(labels, surveys[0].names)
     classes = sorted({*name_of.values()})
     number_of = {name: number for number, name in enumerate(classes)}
-    names = [os.path.relpath(one.path, place.root) for one in lists]
+    paths = [path for one in lists for path in (one.path, *one.beside)]
+    names = [os.path.relpath(path, place.root) for path in paths]
     # An image that is replaced changes its folder.
     folders = {*chain.from_iterable(survey.folders for survey in surveys)}
     return Scan(
@@ -88,6 +92,8 @@ def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
     """The splits that a list names; empty if it has no column of splits."""
     if named := named_splits(place):
         return named
+    if has_split_list(place):
+        return tuple(dict.fromkeys(read_splits(_beside(place, "split")).values()))
     path, wanted = _list_path(place), place.options.get("split")
     table = open_table(path, partial(_has_split, wanted))
     at = find_divider(table, wanted)
@@ -117,11 +123,15 @@ def _lists(place: ResolvedLocation) -> list[ListRows]:
         _check_alike(parts)
         return parts
     rows = ListRows(place, _list_path(place), images)
+    if has_split_list(place):
+        rows.join(_beside(place, "split"))
+        return [rows]
+    members = dict[str, str]()
     for part in parts:
-        rows.members = rows.members or {}
         part.survey()
+        rows.members, rows.beside = members, [one.path for one in parts]
         for row in part.rows():
-            if (split := rows.members.setdefault(row.path, part.split or "")) != part.split:
+            if (split := members.setdefault(row.path, part.split or "")) != part.split:
                 raise DataError(
                     "list.image-of-two-splits",
                     "{path}, line {line}: {image}: is in the list of {split} too: leave one out",

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from trainyard.data import formats
+from trainyard.data.formats.list_splits import names_splits
 from trainyard.data.formats.listing import SUFFIXES as LIST_SUFFIXES
 from trainyard.data.formats.remedies import COMPRESSED
 from trainyard.data.formats.scan import ARRAY_SUFFIX, IMAGE_SUFFIXES, is_hidden
@@ -135,10 +136,11 @@ def split_remarks(location: str) -> list[str]:
         what = "its splits" if chosen else "all its images"
         remarks.append(f"{location}: {what} lie in {splits.folder}")
     if "val" not in chosen and (names := [*_split_lists(splits.folder)]):
-        remarks.append(
-            f"{_first_of(names, 2)}: not used: {location}#train=LIST#val=LIST takes the images "
-            "that lists name"
-        )
+        several = [os.path.basename(name) for name in names if names_splits(name)]
+        how = f"{location}#train=LIST#val=LIST takes the images that lists name"
+        if several:
+            how = f"LIST#split={several[0]} takes the splits of the images in a list"
+        remarks.append(f"{_first_of(names, 2)}: not used: {how}")
     left_out = [place for place in splits.found.values() if place not in chosen.values()]
     if chosen and not is_remote(location) and os.path.isdir(splits.folder):
         entered = {split_of(place)[0] for place in splits.found.values()}
@@ -169,8 +171,12 @@ def above_all_images(folder: str) -> str:
 
 
 def _split_lists(images: str) -> Iterator[str]:
-    """The lists of splits in a folder of images, or beside the one of all images."""
+    """The lists of splits in a folder of images, beside the one of all images, or a list."""
     if is_remote(images) or not os.path.isdir(images):
+        folder, name = os.path.split(images)
+        if not is_remote(images) and name.lower().endswith(_LISTS) and not splits_named(name):
+            listed = _listed_in(folder or ".")[1]
+            yield from (os.path.join(folder, one) for one in listed if _has_train(one))
         return
     if top := above_all_images(images):
         inside = (os.path.join(top, name) for name in _listed_in(top)[0])
@@ -178,10 +184,16 @@ def _split_lists(images: str) -> Iterator[str]:
     else:  # a look into each class folder would take too long
         top = images
         folders = [os.path.join(top, name) for name in _LIST_FOLDERS if name in _listed_in(top)[0]]
-    for folder in (top, *folders):
+    for folder in dict.fromkeys((top, *folders, images)):
         for name in _listed_in(folder)[1]:
-            if name.lower().endswith(_LISTS) and splits_named(name):
+            if name.lower().endswith(_LISTS) and (splits_named(name) or names_splits(name)):
                 yield os.path.normpath(os.path.join(folder, name))
+
+
+def _has_train(name: str) -> bool:
+    """True for a list of training data, among others or not."""
+    is_list = name.lower().endswith(_LISTS)
+    return is_list and ("train" in splits_named(name) or names_splits(name))
 
 
 def _first_of(names: Sequence[str], count: int = 1) -> str:
