@@ -1,6 +1,7 @@
 """Streams: every sample once a pass, the same again when asked, and no silence when one breaks."""
 
 import io
+import json
 import os
 import select
 import subprocess
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 from tests.command_line import Capture
+from tests.data.looks import opened
 from tests.data.streams import ids_of, png, write_shards
 from tests.data.tars import TAR_FORMATS, Patch, read_rows, write_tar
 from tests.errors import raises
@@ -27,7 +29,7 @@ from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.tar import SequentialReader
 from trainyard.data.formats.webdataset import Streamed, streamed
 from trainyard.data.stream.open_shard import open_shard
-from trainyard.data.stream.shards import list_shards
+from trainyard.data.stream.shards import Stream, list_shards
 from trainyard.data.stream.walk import Item, PassBatch, Room, StreamSpec, shards_of, shuffled, walk
 from trainyard.errors import STOPS
 
@@ -50,7 +52,7 @@ def spec(location: str, **changes: Any) -> StreamSpec:
     config = DataConfig(train=location, order="join", samples=51)
     usual = StreamSpec(
         shards=list_shards(config),
-        num_classes=len(CLASSES),
+        numbers=tuple(range(len(CLASSES))),
         seed=3,
         rank=0,
         size=1,
@@ -91,6 +93,24 @@ def test_passes_differ_and_come_again_alike(shards: str) -> None:
     assert once == again
     assert ids(once, 0) != ids(once, 1)
     assert ids(once, 0) != ids(list(walk(spec(shards, seed=4))), 0)
+
+
+def test_labels_are_those_that_names_replace(tmp_path: Path) -> None:
+    """Label 0 was the first of the names beside the validation shards, in their sorted order."""
+    names = ("dog", "ant", "cow")
+    for split in ("train", "val"):
+        members = []
+        for number in range(3):
+            tree = json.dumps({"label": number, "class_name": names[number]})
+            members += [(f"{number}.jpg", b"%d" % number), (f"{number}.json", tree.encode())]
+        write_tar(tmp_path / f"{split}-0.tar", members)
+    data = opened(f"{tmp_path}/train-0.tar", f"{tmp_path}/val-0.tar", order="join", samples=3)
+    assert isinstance(data.train, Stream)
+    assert (data.train.classes, data.train.numbers) == (("ant", "cow", "dog"), (1, 2, 0))
+    walked = walk(spec(f"{tmp_path}/train-0.tar", numbers=data.train.numbers, num_passes=1))
+    found = {item.sample.image: item.sample.label for batch in walked for item in batch.items}
+    assert found == {b"0": 2, b"1": 0, b"2": 1}
+    assert [data.val.class_names(n) for n in range(3)] == [[name] for name in names]
 
 
 @pytest.mark.parametrize("seen", [0, 1, 12, 13, 20])

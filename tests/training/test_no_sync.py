@@ -139,7 +139,7 @@ class Parts:
             averager.wrap(self.model),
             loss=build_run_loss(
                 config,
-                Stream((), samples=1, classes=tuple(self.state.classes)),
+                Stream((), samples=1, classes=tuple(self.state.classes), numbers=()),
                 course=self.course,
                 device=META,
             ),

@@ -103,7 +103,7 @@ class Feeds:
         def open_loader(number: int, seen: int) -> StreamLoader:
             spec = StreamSpec(
                 shards=stream.shards,
-                num_classes=len(stream.classes),
+                numbers=stream.numbers,
                 seed=self.seed,
                 share=len(range(self.world.rank, phase.batch, self.world.size)),
                 first_pass=number,

@@ -104,8 +104,8 @@ def data_remarks(config: DataConfig, data: Datasets) -> list[str]:
         return remarks + class_remarks(data.train, data.val)
     if data.val.has_names:
         remarks.append(
-            f"{source_of(config, 'train')}: label 0 of the stream is taken for class "
-            f"{data.val.classes[0]!r}, the first of the validation data"
+            f"{source_of(config, 'train')}: label {data.train.numbers[0]} of the stream is taken "
+            f"for class {data.val.classes[0]!r}, the first of the validation data"
         )
     return remarks
 
@@ -131,7 +131,8 @@ def open_datasets(config: DataConfig, world: World, progress: Progress) -> Datas
         shards = _same_shards(config, world)
         val = open_split(source_of(config, "val"), world, progress)
         assert config.samples is not None
-        datasets = Datasets(Stream(shards, config.samples, val.classes), val)
+        numbers = val.numbers or tuple(range(len(val.classes)))
+        datasets = Datasets(Stream(shards, config.samples, val.classes, numbers), val)
     else:
         _check_hub(config)
         source = source_of(config, "train")

@@ -117,6 +117,8 @@ class Scan:
     rows: Iterator[FileRows]
     files: int = 0
     """Number of shards that the rows come from; 0 if files hold single images."""
+    beside: dict[int, str] = field(default_factory=dict)
+    """Names beside labels that are numbers, "" for one of several; complete as `classes` are."""
     left_out: LeftOut = field(default_factory=LeftOut)
     """Files, rows and members that are no samples; complete once the rows are exhausted."""
 

@@ -1,9 +1,10 @@
 """WebDataset shards: tars in which consecutive members of one key are one sample.
 
 A key is the member's path up to the first dot of its base name. A sample is an image and its label:
-`.cls`, as ASCII digits (webdataset's writer) or 8 little-endian bytes, or else the whole number
-"label" of a `.json`, or a list of them for any number of labels. Other members with the key of a
-sample are fields of it, which are not read; those of no sample are left out and counted.
+`.cls`, as ASCII digits (webdataset's writer) or 8 little-endian bytes, or else "label" or "cls" of
+a `.json`: a whole number, a list of them for any number of labels, or the name of the class.
+"class_name" there names a number, or the class. Other members with the key of a sample are fields
+of it, which are not read; those of no sample are left out and counted.
 """
 
 import json
@@ -12,6 +13,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from itertools import chain, groupby, islice
 from operator import attrgetter
@@ -56,6 +58,8 @@ _WALKERS = 192  # parts of remote shards that are walked at once
 _MIN_SEGMENT, _MAX_SEGMENT = 1 << 20, 16 << 20  # bytes; a segment of a remote shard
 _REMOTE_AHEAD, _REMOTE_PAGE = 2 << 20, 8 << 10  # bytes; see BufferedTarReader
 _MAX_JSON = 1 << 20  # bytes; a larger file is no label
+_KEYS, _NAME = ("label", "cls"), "class_name"  # in a .json; the first has precedence
+_IN_JSON = re.compile("|".join(f'"{key}"' for key in (*_KEYS, _NAME)).encode())
 _PEEKED = 64  # members: some samples, and other members before the first
 _RESERVED = re.compile(r"__[^/]*__($|/)")  # webdataset's own, for data about the shard
 
@@ -78,9 +82,48 @@ def scan(place: ResolvedLocation) -> Scan:
     found = in_threads(num_threads(place), partial(_read_shard, place), names)
     if is_remote(place.root):
         found = read_remote(place, names)
-    left_out = LeftOut()
-    rows = all_rows(found, left_out)
-    return scan_of_files(place, names, rows, format="webdataset", classes=None, left_out=left_out)
+    left_out, classes, beside = LeftOut(), list[str](), dict[int, str]()
+    rows = all_rows(_named(found, place, classes, beside), left_out)
+    scan = scan_of_files(
+        place, names, rows, format="webdataset", classes=classes, left_out=left_out
+    )
+    return replace(scan, beside=beside)
+
+
+class _Found(NamedTuple):
+    """What a shard holds."""
+
+    rows: list[FileRows]
+    left_out: LeftOut
+    texts: dict[str, int]
+    """The labels of the rows that are texts, by the numbers that stand for them there."""
+    beside: dict[int, str]
+    """The names beside labels that are numbers; "" for a number of several names."""
+
+
+def _named(
+    found: Iterable[_Found], place: ResolvedLocation, classes: list[str], beside: dict[int, str]
+) -> Iterator[FileScan]:
+    """The rows of all shards; once exhausted, `classes` and `beside` hold the names in them.
+
+    DataError if some shards have texts for labels, and others numbers.
+    """
+    known, kinds = dict[str, int](), set[bool]()
+    for one in found:
+        (rows,) = one.rows
+        kinds |= {bool(one.texts)} if rows.sizes else set()
+        if len(kinds) > 1:
+            raise DataError(
+                "webdataset.mixed-shards",
+                "{path}: some shards before it have numbers for labels and some names",
+                path=place.path(rows.path),
+            )
+        for number, name in one.beside.items():
+            beside[number] = name if beside.get(number, name) == name else ""
+        numbers = [known.setdefault(text, len(known)) for text in one.texts]
+        labels = [numbers[label] for label in rows.labels] if numbers else rows.labels
+        yield FileScan([rows._replace(labels=labels)], one.left_out)
+    classes.extend(known)
 
 
 class _Part(NamedTuple):
@@ -106,34 +149,41 @@ def _are_samples(found: list[Member]) -> bool:
     )
 
 
-def _read_shard(place: ResolvedLocation, name: str) -> FileScan:
+def _read_shard(place: ResolvedLocation, name: str) -> _Found:
     path = place.path(name)
     with closing(BufferedTarReader(open_source(path))) as tar:
         return _grouped(name, path, _parts(tar, members(tar)))
 
 
-def _grouped(name: str, path: str, parts: Iterable["_Part"]) -> FileScan:
+def _grouped(name: str, path: str, parts: Iterable["_Part"]) -> _Found:
     """The samples of a shard."""
     offsets, sizes, labels, counts = array("q"), array("q"), array("i"), array("i")
-    shard = _Shard(path)
+    texts, beside = dict[str, int](), dict[int, str]()
+    shard, kinds = _Shard(path), set[type]()
     for key, some in shard.samples(parts):
-        image, label = _sample(some, path, key)
+        image, label, class_name = _sample(some, path, key)
         offsets.append(image.member.offset)
         sizes.append(image.member.size)
-        if isinstance(label, list):
-            labels.extend(label)
-            counts.append(len(label))
-        else:
-            labels.append(label)
-        if len(counts) not in (0, len(sizes)):
+        kinds.add(type(label))
+        if len(kinds) > 1:
             raise DataError(
                 "webdataset.mixed-labels",
-                "{path}: sample {sample!r}: some samples have a list of labels and some a number",
+                "{path}: sample {sample!r}: its label is of another kind than those before it: "
+                "labels are numbers, names or lists of numbers",
                 path=path,
                 sample=key,
             )
+        if isinstance(label, list):
+            labels.extend(label)
+            counts.append(len(label))
+        elif isinstance(label, str):
+            labels.append(texts.setdefault(label, len(texts)))
+        else:
+            labels.append(label)
+            if beside.setdefault(label, class_name) != class_name:
+                beside[label] = ""
     rows = [FileRows(name, offsets, sizes, labels, counts=counts or None)]
-    return FileScan(rows, shard.left_out())
+    return _Found(rows, shard.left_out(), texts, beside)
 
 
 class _Shard:
@@ -207,7 +257,7 @@ class _Walked(NamedTuple):
 
 def read_remote(
     place: ResolvedLocation, names: Sequence[str], *, segment: int | None = None
-) -> Iterator[FileScan]:
+) -> Iterator[_Found]:
     """The samples of shards, of which many segments are walked at once.
 
     `segment`: its length in bytes, a multiple of 512; by default it follows from the sizes.
@@ -289,12 +339,12 @@ def streamed(tar: SequentialReader, left_out: LeftOut) -> Iterator[Streamed]:
     """
     shard = _Shard(tar.name)
     for key, parts in shard.samples(_parts(tar, members(tar), images=True)):
-        image, label = _sample(parts, tar.name, key)
-        if isinstance(label, list):
+        image, label, _ = _sample(parts, tar.name, key)
+        if not isinstance(label, int):
             raise DataError(
                 "stream.label-lists",
-                "{path}: sample {sample!r} has a list of labels, which data.order = 'join' does "
-                "not read: use another order",
+                "{path}: sample {sample!r} has a list of labels, or a name, which data.order = "
+                "'join' does not read: use another order",
                 path=tar.name,
                 sample=key,
             )
@@ -316,7 +366,7 @@ def _parts(
             content = tar.read(member.offset, min(member.size, 32))
         elif field == ".json" and member.size <= _MAX_JSON:
             content = tar.read(member.offset, member.size)
-            field = field if b'"label"' in content else ""
+            field = field if _IN_JSON.search(content) else ""
         else:
             field = ""
         yield _Part(key, field, member, content)
@@ -333,10 +383,10 @@ def _split(name: str) -> tuple[str, str]:
     return name[:dot], name[dot:].lower()
 
 
-def _sample(parts: list[_Part], path: str, key: str) -> tuple[_Part, int | list[int]]:
-    """The image and the label, or list of labels, among the parts of one key.
+def _sample(parts: list[_Part], path: str, key: str) -> tuple[_Part, int | list[int] | str, str]:
+    """The image, the label and the name beside a number ("" without) among the parts of one key.
 
-    An array counts where there is no other image.
+    The label is a number, a list of them, or a name. An array counts where there is no other image.
     """
     images = [part for part in parts if part.field in IMAGE_SUFFIXES]
     images = images or [part for part in parts if part.field == ARRAY_SUFFIX]
@@ -352,9 +402,12 @@ def _sample(parts: list[_Part], path: str, key: str) -> tuple[_Part, int | list[
             sample=key,
             names=found,
         )
-    read_label = _ascii_or_binary if labels[0].field == ".cls" else _from_json
-    label = read_label(labels[0].content)
-    if not all(0 <= one < MAX_CLASSES for one in ([label] if isinstance(label, int) else label)):
+    label: int | list[int] | str
+    label, name = _ascii_or_binary(labels[0].content), ""
+    if labels[0].field == ".json":
+        label, name = _from_json(labels[0].content)
+    numbers = [] if isinstance(label, str) else [label] if isinstance(label, int) else label
+    if not all(0 <= one < MAX_CLASSES for one in numbers):
         shown = repr(labels[0].content[:60])
         raise DataError(
             "webdataset.not-a-class-number",
@@ -364,7 +417,7 @@ def _sample(parts: list[_Part], path: str, key: str) -> tuple[_Part, int | list[
             value=shown,
             suffix=labels[0].field,
         )
-    return images[0], label
+    return images[0], label, name
 
 
 def _ascii_or_binary(content: bytes) -> int:
@@ -374,16 +427,21 @@ def _ascii_or_binary(content: bytes) -> int:
     return int.from_bytes(content, "little", signed=True) if len(content) == 8 else -1
 
 
-def _from_json(content: bytes) -> int | list[int]:
-    """The whole number under "label", as in timm's shards, or a list of them; -1 without one."""
+def _from_json(content: bytes) -> tuple[int | list[int] | str, str]:
+    """The label, as in timm's shards, and the name beside a number; -1 without a label."""
     try:
         tree = json.loads(content)
     except (ValueError, RecursionError):
-        return -1
-    label = tree.get("label") if isinstance(tree, dict) else None
+        return -1, ""
+    tree = tree if isinstance(tree, dict) else {}
+    name = tree.get(_NAME)
+    name = name.strip() if isinstance(name, str) else ""
+    label = next((tree[key] for key in _KEYS if tree.get(key) is not None), name or -1)
     if isinstance(label, list) and all(type(one) is int for one in label):
-        return label
-    return label if type(label) is int else -1
+        return label, ""
+    if isinstance(label, str) and label.strip():
+        return label.strip(), ""
+    return label if type(label) is int else -1, name
 
 
 # --- writing ---

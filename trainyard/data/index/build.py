@@ -108,12 +108,13 @@ def _collect(scan: Scan, progress: Progress) -> tuple[dict[str, Header], dict[st
     tables = _tables(scan, progress)
     if (scan.place.split or "") not in tables:
         raise _no_table(scan, [split for split in tables if split])
-    classes = _name_classes(scan, tables, watched)
+    classes, numbers = _name_classes(scan, tables, watched)
     if not classes and not any(table.label for table in tables.values()):
         raise DataError("data.no-labels", location=scan.place.location)
     common = {
         "format": scan.format,
         "has_names": classes is not None,
+        "numbers": numbers,
     }
     headers = {
         split: common
@@ -282,22 +283,30 @@ def _tables(scan: Scan, progress: Progress) -> dict[str, _Table]:
     return {split: table for split, table in tables.items() if len(table)}
 
 
-def _name_classes(scan: Scan, tables: dict[str, _Table], watched: Stamps) -> list[str] | None:
-    """The names of the classes, or None; relabels the tables to number them in sorted order."""
+def _name_classes(
+    scan: Scan, tables: dict[str, _Table], watched: Stamps
+) -> tuple[list[str] | None, list[int]]:
+    """The names of the classes, or None, and the numbers that names beside them replace.
+
+    Relabels the tables to number the classes in sorted order.
+    """
     where = scan.place.location
     manifest = manifest_of(scan.place.root, scan.place.names, warns=True)
     known = plain_names((manifest and manifest.classes) or (), where)
     names = plain_names(scan.classes or (), where)
-    if not known and _is_numbered(scan):
-        highest = max((max(table.label, default=0) for table in tables.values()), default=0)
-        labels = [*map(int, names)] or [*range(highest + 1)]
-        named = names_beside(scan.place.root, labels)
-        names = plain_names([named[label] for label in labels], where) if named else names
+    highest = max((max(table.label, default=0) for table in tables.values()), default=0)
+    labels = [*range(len(names) or highest + 1)]
+    numbers = [*map(int, names)] if _is_numbered(scan) and names else labels
+    named = dict[int, str]()
+    if not known and (named := _names_inside(scan, tables)):
+        labels = numbers = sorted(named)
+    elif not known and _is_numbered(scan):
+        named = names_beside(scan.place.root, numbers)
+    names = plain_names([named[number] for number in numbers], where) if named else names
     # Records of TFRecord name their classes; without any record only the manifest does.
     if not names or (known and known[: len(names)] == names):
         if manifest and known:
             _check_described(scan, manifest, tables, watched)
-        highest = max((max(table.label, default=0) for table in tables.values()), default=0)
         if known and highest >= len(known):
             raise DataError(
                 "manifest.label-beyond-classes",
@@ -307,14 +316,32 @@ def _name_classes(scan: Scan, tables: dict[str, _Table], watched: Stamps) -> lis
                 label=highest,
                 num_classes=len(known),
             )
-        return known or None
+        return known or None, []
+    stored = [number for _, number in sorted(zip(names, numbers, strict=True))] if named else []
+    return _relabelled(tables, labels, names), stored
+
+
+def _relabelled(tables: dict[str, _Table], labels: list[int], names: list[str]) -> list[str]:
+    """The sorted `names` of labels, whose places there take the labels' place in the tables."""
     classes = sorted(names)
-    if classes != names:
-        place_of = {name: number for number, name in enumerate(classes)}
-        numbers = np.array([place_of[name] for name in names], "<i4")
+    place_of = {name: number for number, name in enumerate(classes)}
+    places = np.zeros(labels[-1] + 1, "<i4")
+    places[labels] = [place_of[name] for name in names]
+    if classes != names or len(places) > len(names):
         for table in tables.values():
-            table.relabel(numbers)
+            table.relabel(places)
     return classes
+
+
+def _names_inside(scan: Scan, tables: dict[str, _Table]) -> dict[int, str]:
+    """The names that the data have beside their labels; empty where they do not fit, as told."""
+    if not any(scan.beside.values()):
+        return {}
+    names = list(scan.beside.values())
+    is_one_to_one = all(names) and len({*names}) == len(names)
+    what = "names the labels" if is_one_to_one else "has no name for each label: it is not used"
+    print_line(f"{scan.place.location}: class_name beside the labels {what}")
+    return scan.beside if is_one_to_one else {}
 
 
 def _is_numbered(scan: Scan) -> bool:

@@ -83,6 +83,8 @@ class Index:
     """Number of samples of each merged data set, in their order; empty for a single one."""
     whole: str = ""
     """The fingerprint of the data that these samples are one side of; "" for all samples."""
+    numbers: tuple[int, ...] = ()
+    """The number that the data store for each class, where names beside them replace it."""
     same_rows: tuple[str, ...] = ()
     """The path and fingerprint of the index of these rows that other numbers of classes are in."""
 
@@ -230,6 +232,7 @@ def _parse(path: Path, content: NDArray[np.uint8]) -> Index:
         left_out=LeftOut(header["left_out"]),
         parts=tuple(header.get("parts", ())),
         whole=header.get("whole", ""),
+        numbers=tuple(header.get("numbers", ())),
         same_rows=tuple(header.get("same_rows", ())),
         **columns,
     )
@@ -245,6 +248,8 @@ def _check_header(header: dict[str, Any]) -> None:
         raise ValueError("a name has a null character")
     if not all(isinstance(stamp, list | None) for stamp in header["stamps"].values()):
         raise ValueError("a stamp is no list")
+    if not all(type(number) is int for number in header.get("numbers", ())):
+        raise ValueError("a number is none")
     if not isinstance(header["classes"], list):
         raise ValueError("its classes are no list")
     if len({*header["classes"]}) < len(header["classes"]):
@@ -285,8 +290,8 @@ def _check_range(name: str, column: NDArray[Any], stop: int) -> None:
 def save_index(path: Path, header: dict[str, Any], columns: Columns) -> Index:
     """Writes an index, whole or not at all, and opens it.
 
-    The header has root, format, classes, has_names, stamps and left_out, maybe parts and whole,
-    and a fingerprint if it is not that of the table. OSError if the file cannot be written.
+    The header has root, format, classes, has_names, stamps and left_out, maybe parts, whole and
+    numbers, and a fingerprint if it is not that of the table. OSError if it cannot be written.
     """
     header = {"fingerprint": None} | header
     header["fingerprint"] = header["fingerprint"] or _fingerprint(header["classes"], columns)

@@ -17,6 +17,8 @@ class Stream:
     shards: tuple[str, ...]
     samples: int
     classes: tuple[str, ...]
+    numbers: tuple[int, ...]
+    """The label of each class in the shards."""
 
     def __len__(self) -> int:
         return self.samples

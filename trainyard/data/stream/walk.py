@@ -42,7 +42,8 @@ class StreamSpec:
     """The configuration of the loader process for a rank's stream; plain data."""
 
     shards: tuple[str, ...]
-    num_classes: int
+    numbers: tuple[int, ...]
+    """The label of each class in the shards."""
     seed: int
     rank: int
     size: int
@@ -106,21 +107,23 @@ def _items(spec: StreamSpec, number: int) -> Iterator[Item]:
         len(spec.shards), seed=spec.seed, number=number, rank=spec.rank, size=spec.size
     )
     left_out, num_told = LeftOut(), 0
+    class_of = {label: number for number, label in enumerate(spec.numbers)}
     for shard in order:
         name = spec.shards[shard]
         with closing(SequentialReader(name, open_shard(name))) as tar:
             for position, sample in enumerate(streamed(tar, left_out)):
-                if sample.label >= spec.num_classes:
+                if sample.label not in class_of:
                     raise DataError(
                         "stream.label-beyond-val",
-                        "{path}: sample {sample!r} has label {label}, but the validation data has "
-                        "{num_classes} classes, counted from 0",
+                        "{path}: sample {sample!r} has label {label}, which none of the "
+                        "{num_classes} classes of the validation data has",
                         path=name,
                         sample=sample.key,
                         label=sample.label,
-                        num_classes=spec.num_classes,
+                        num_classes=len(spec.numbers),
                     )
-                yield Item(shard, position, sample)
+                label = class_of[sample.label]
+                yield Item(shard, position, sample._replace(label=label))
         if left_out and not num_told and number == spec.first_pass:  # a pass may take hours
             num_told = left_out.total
             print_line(f"{name}: left out: {left_out}")
