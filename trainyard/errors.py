@@ -168,7 +168,6 @@ SHARED = {
         "model.linear_probe: {name} has no linear classifier, which maps its features to the "
         "scores and has a bias: set model.linear_probe = false"
     ),
-    "parquet.damaged-row-group": "{path}: row group {group} is damaged: {reason}",
     "prepare.member-twice": "{path}: {name!r} comes twice",
     "prepare.missing-file": "{path}: there is no {name} here; get it from {origin}",
     "recipe.data-not-set": "{key} is not set: {hint}",

@@ -33,16 +33,36 @@ def write(
     **settings: Any,
 ) -> Path:
     """A file with the metadata that `datasets` writes."""
+    pq.write_table(table_of(images, names, kind=kind, labels=labels), path, **settings)
+    return path
+
+
+def write_arrow(
+    path: Path, table: pa.Table, *, is_stream: bool = True, codec: str | None = None
+) -> Path:
+    """A file of batches of ten rows: a stream, as save_to_disk of `datasets` writes it, or not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = pa.ipc.new_stream if is_stream else pa.ipc.new_file
+    with new(str(path), table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as file:
+        file.write_table(table, max_chunksize=10)
+    return path
+
+
+def table_of(
+    images: Sequence[bytes | None] = IMAGES,
+    names: list[str] | None = None,
+    *,
+    kind: pa.DataType = IMAGE,
+    labels: list[int | None] | None = None,
+) -> pa.Table:
+    """The table of images and labels."""
     label: dict[str, Any] = {"dtype": "int64", "_type": "Value"}
     if names:
         label = {"names": names, "_type": "ClassLabel"}
     about = {"info": {"features": {"image": {"_type": "Image"}, "label": label}}}
     column = list(images) if kind != IMAGE else [{"bytes": i, "path": "x.jpg"} for i in images]
-    table = pa.table(
-        {
-            "image": pa.array(column, kind),
-            "label": pa.array(labels or [n % 3 for n in range(len(images))], pa.int64()),
-        }
-    ).replace_schema_metadata({"huggingface": json.dumps(about)})
-    pq.write_table(table, path, **settings)
-    return path
+    columns = {
+        "image": pa.array(column, kind),
+        "label": pa.array(labels or [n % 3 for n in range(len(images))], pa.int64()),
+    }
+    return pa.table(columns).replace_schema_metadata({"huggingface": json.dumps(about)})

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.data.parquet_files import IMAGE, IMAGES, contents, write
+from tests.data.parquet_files import IMAGE, IMAGES, contents, table_of, write, write_arrow
 from tests.data.tars import stored
 from tests.errors import raises
 from trainyard.data._native import core, is_built
@@ -53,6 +53,36 @@ def test_every_image_is_found(tmp_path: Path, codec: str, settings: dict[str, An
     ((_, images, bad),) = reader.prefetch(ids).read(slice(0, 6))
     assert contents_of(images) == ([expected[sample][0] for sample in ids.tolist()], {})
     assert not bad
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize("kind", [IMAGE, pa.binary(), pa.large_binary()])
+def test_every_image_of_arrow_is_found(tmp_path: Path, is_stream: bool, kind: pa.DataType) -> None:
+    """A set that save_to_disk of `datasets` writes: it had to be written anew."""
+    names = ["fox", "bee", "ape"]
+    for split, images in (("train", IMAGES), ("test", IMAGES[:5])):
+        path = tmp_path / split / "data-00000-of-00001.arrow"
+        write_arrow(path, table_of(images, names, kind=kind), is_stream=is_stream)
+        (path.parent / "state.json").write_text("{}")
+    splits = find_splits(str(tmp_path))
+    expected = [(names[n % 3], image) for n, image in enumerate(IMAGES)]
+    assert [stored(place) for place in splits.values()] == [expected, expected[:5]]
+    assert open_index(splits["train"]).classes == ("ape", "bee", "fox")
+
+
+def test_a_row_of_arrow_without_its_image_is_named(tmp_path: Path) -> None:
+    path = write_arrow(tmp_path / "a.arrow", table_of([*IMAGES[:12], None, b"x"]))
+    with raises("parquet.row-of-path", path=path, row=12, image="x.jpg"):
+        build_index(str(path))
+    write_arrow(path, table_of([*IMAGES[:12], None, b"x"], kind=pa.binary()))
+    with raises("parquet.no-image", path=path, row=12):
+        build_index(str(path))
+    write_arrow(path, table_of(), codec="lz4")
+    with raises("parquet.damaged-row-group", path=path, group=0):
+        build_index(str(path))
+    path.write_bytes(path.read_bytes()[:1000])
+    with raises("data.malformed-file", path=path):
+        build_index(str(path))
 
 
 def test_classes_come_from_the_metadata(tmp_path: Path) -> None:

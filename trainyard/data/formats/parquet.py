@@ -1,4 +1,4 @@
-"""Parquet files of images, as `datasets` writes them for the Hub.
+"""Parquet files of images, as `datasets` writes them for the Hub, and Arrow files of the same.
 
     image   struct<bytes: binary, path: string>, or binary     contents of image files
     label   integers from 0, texts, or lists of either         class numbers, or names
@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trainyard.data.formats.arrow import MAGIC, ArrowFile
+from trainyard.data.formats.arrow import SUFFIX as ARROW
 from trainyard.data.formats.columns import Unread
 from trainyard.data.formats.example import BufferedReader
 from trainyard.data.formats.format import Format, Shards
@@ -47,12 +49,13 @@ _REMOTE_THREADS, _REMOTE_READ = 16, 8 << 20  # files, bytes
 
 
 def recognises(place: ResolvedLocation) -> bool:
-    """True if the first file of a location begins like Parquet."""
+    """True if the first file of a location begins like Parquet, or Arrow on a local disk."""
     names = _files(place)
     if not names:
         return False
+    begin = MAGIC if _is_arrow(names[0]) else (_MAGIC,)
     with closing(open_source(place.path(names[0]))) as source:
-        return source.size >= len(_MAGIC) and source.read(0, len(_MAGIC)) == _MAGIC
+        return source.read(0, min(source.size, len(MAGIC[1]))).startswith(begin)
 
 
 def scan(place: ResolvedLocation) -> Scan:
@@ -90,7 +93,12 @@ def write(path: Path, samples: Iterable[EncodedSample], classes: Sequence[str] |
 
 
 def _files(place: ResolvedLocation) -> tuple[str, ...]:
-    return place.files(SUFFIX) or (() if place.is_folder else place.names)
+    arrow = () if is_remote(place.root) else place.files(ARROW)
+    return place.files(SUFFIX) or arrow or (() if place.is_folder else place.names)
+
+
+def _is_arrow(name: str) -> bool:
+    return name.endswith(ARROW)
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -103,7 +111,8 @@ def _open(name: str) -> Iterator[tuple[Any, Source]]:
     pa, pq = _pyarrow()
     with closing(open_source(name)) as source:
         try:
-            yield pq.ParquetFile(SourceStream(source)), source
+            arrow = ArrowFile(name) if _is_arrow(name) else None
+            yield arrow or pq.ParquetFile(SourceStream(source)), source
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise DataError(
@@ -201,31 +210,38 @@ def _read_file(place: ResolvedLocation, first: str, layout: Layout, name: str) -
     return _File(rows, [*numbers], splits, watched)
 
 
-def _spans(file: Any, layout: Layout, group: _Group, data: BufferedReader) -> Iterator[Any]:
-    """The spans of the images of a row group, a page at a time."""
+def _pages(file: Any, layout: Layout, group: _Group, data: BufferedReader) -> Iterator[Any]:
+    """The spans of the images of a row group, a page at a time. ValueError, as in parquet_pages."""
+    if isinstance(file, ArrowFile):
+        yield file.spans(group.number, layout.image)
+        return
     pa, _ = _pyarrow()
 
     def decompress(content: bytes, size: int) -> bytes:
         return pa.decompress(content, size, "snappy", asbytes=True)  # type: ignore[no-any-return]
 
     rows = file.metadata.row_group(group.number)
-    about = rows.column(layout.image)
+    names = (layout.image, f"{layout.image}.bytes")
+    leaf = next(n for n in range(len(file.schema)) if file.schema.column(n).path in names)
+    about = rows.column(leaf)
     starts = (about.dictionary_page_offset, about.data_page_offset)
     column = Column(
         start=min(start for start in starts if start is not None),
         size=about.total_compressed_size,
         rows=about.num_values,
         codec=about.compression,
-        most_level=file.schema.column(layout.image).max_definition_level,
+        most_level=file.schema.column(leaf).max_definition_level,
     )
     if column.rows != rows.num_rows:
-        reason = f"its images have {column.rows:,} values for {rows.num_rows:,} rows"
-        raise DataError(
-            "parquet.damaged-row-group", path=data.name, group=group.number, reason=reason
-        )
+        raise ValueError(f"its images have {column.rows:,} values for {rows.num_rows:,} rows")
+    yield from find_values(data, column, decompress)
+
+
+def _spans(file: Any, layout: Layout, group: _Group, data: BufferedReader) -> Iterator[Any]:
+    """`_pages`; DataError for what is wrong with them."""
     count = 0
     try:
-        for page in find_values(data, column, decompress):
+        for page in _pages(file, layout, group, data):
             count += len(page)
             yield page
     except NullValue as error:
@@ -242,13 +258,17 @@ def _spans(file: Any, layout: Layout, group: _Group, data: BufferedReader) -> It
         ) from None
     except ValueError as error:
         raise DataError(
-            "parquet.damaged-row-group", path=data.name, group=group.number, reason=str(error)
+            "parquet.damaged-row-group",
+            "{path}: row group {group} is damaged: {reason}",
+            path=data.name,
+            group=group.number,
+            reason=str(error),
         ) from None
 
 
 def _no_image(file: Any, layout: Layout, group: _Group, row: int, *, path: str) -> DataError:
     """The error of a row of a group that has no image."""
-    found = file.read_row_group(group.number, columns=[layout.image_name]).column(0)[row].as_py()
+    found = file.read_row_group(group.number, columns=[layout.image]).column(0)[row].as_py()
     image = found.get("path") if isinstance(found, dict) else None
     row += group.first
     if image:
@@ -334,7 +354,7 @@ FORMAT = Format(
     name="parquet",
     recognises=recognises,
     scan=scan,
-    patterns=(f"*{SUFFIX}",),
+    patterns=(f"*{SUFFIX}", f"*{ARROW}"),
     options=("label", "split"),
     shards=Shards(write=write, name=_shard_name, overhead=128, holds_lists=True),
 )

@@ -16,9 +16,8 @@ _KEY = b"huggingface"
 
 @dataclass(frozen=True)
 class Layout:
-    image: int
-    """The number of the column that holds the bytes."""
-    image_name: str
+    image: str
+    """The column of the images: their bytes, or a struct that holds these."""
     label: str
     has_lists: bool
     """True if a label is a list of class numbers or names."""
@@ -48,16 +47,15 @@ def find_layout(file: Any, name: str, options: Mapping[str, str]) -> Layout:
         raise missing("label", schema.names, name)
     label = str(schema.names[at])
     has_lists, is_text = _label_kind(schema.field(at).type, name, label)
-    image, image_name = _find_image(file, features, name, label)
+    image = _find_image(schema, features, name, label)
     wanted = options.get("split")
     split = find_split(schema.names, name, wanted=wanted)
     if split is not None and not wanted and not _is_text(schema.field(split).type):
         split = None
-    unread = Unread(schema.names, (at, schema.names.index(image_name), split))
+    unread = Unread(schema.names, (at, schema.names.index(image), split))
     watched = [schema.names[at] for at in unread.values if _is_watched(schema.field(at))]
     return Layout(
         image=image,
-        image_name=image_name,
         label=label,
         has_lists=has_lists,
         is_text=is_text,
@@ -87,25 +85,24 @@ def metadata_of(classes: Sequence[str] | None, has_lists: bool = False) -> dict[
     return {_KEY: json.dumps({"info": {"features": features}}).encode()}
 
 
-def _is_image(column: Any) -> bool:
-    is_bytes = column.physical_type == "BYTE_ARRAY" and column.logical_type.type != "STRING"
-    parts = column.path.split(".")
-    is_flat = column.max_repetition_level == 0 and len(parts) <= 2
-    return is_bytes and is_flat and (len(parts) == 1 or parts[1] == "bytes")
+def _is_image(kind: Any) -> bool:
+    from pyarrow import types
+
+    at = kind.get_field_index("bytes") if types.is_struct(kind) else -1
+    value = kind.field(at).type if at >= 0 else kind
+    return bool(types.is_binary(value) or types.is_large_binary(value))
 
 
-def _find_image(file: Any, features: dict[str, Any], name: str, label: str) -> tuple[int, str]:
-    """The number of the column of bytes, and its name: by name, by feature, or as the only one."""
+def _find_image(schema: Any, features: dict[str, Any], name: str, label: str) -> str:
+    """The column of images: by name, by feature, or as the only one of bytes."""
     from pyarrow.types import is_struct
 
-    schema = file.schema_arrow
-    top = [file.schema.column(n).path.split(".")[0] for n in range(len(file.schema))]
-    images = [n for n in range(len(top)) if _is_image(file.schema.column(n)) and top[n] != label]
+    images = [field.name for field in schema if _is_image(field.type) and field.name != label]
     known = [one for one in schema.names if _is_feature(features.get(one), "Image")]
     at = find_column("image", schema.names, name, also=known)
-    named = images if at is None else [n for n in images if top[n] == schema.names[at]]
+    named = images if at is None else [one for one in images if one == schema.names[at]]
     if len(named) == 1:
-        return named[0], top[named[0]]
+        return str(named[0])
     if at is None:
         raise missing("image", schema.names, name)
     kind = schema.field(at).type
