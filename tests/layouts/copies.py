@@ -79,6 +79,11 @@ class Copy:
         """Masks, drawings and images to predict, which have no class."""
         return self.images(pattern, "none", "", each)
 
+    def shadow(self, rows: Iterable[Row], old: str, new: str) -> None:
+        """An image without a class beside each of some images, by a change of its path."""
+        for row in rows:
+            self.no_samples(row.path.replace(old, new), 1)
+
     def table(self, path: str, rows: Iterable[Iterable[object]], between: str = ",") -> None:
         """A table with a line for each row."""
         file = io.StringIO()

@@ -1,5 +1,7 @@
 """Public data sets of folders: those whose class is a folder, and some whose is not."""
 
+import shutil
+from functools import partial
 from pathlib import Path
 
 from tests.layouts.copies import Copy, layout
@@ -57,15 +59,35 @@ split_lost(
 split_lost("Stanford Dogs", "Images", "lists/train_list.mat lists/test_list.mat", "")
 
 
-@layout("CUB-200-2011", "--data DIR/images", told="train_test_split.txt")
-def _cub(copy: Copy) -> None:
+def cub(copy: Copy, number: str) -> None:
+    """CUB-200-2011 and NABirds: lists of `number value`, and numbers by a format."""
     rows = copy.images("images/{c}/{c}_{i:04d}.jpg", "001.Albatross 002.Wren")
     rows += copy.images("images/{c}/{c}_{i:04d}.jpg", "001.Albatross 002.Wren", "test")
-    numbered = [*enumerate(rows, 1)]
+    numbered = [(number.format(n), row) for n, row in enumerate(rows, 1)]
     copy.table("images.txt", [(n, row.path.removeprefix("images/")) for n, row in numbered], " ")
     copy.table("image_class_labels.txt", [(n, int(row.name[:3])) for n, row in numbered], " ")
-    copy.table("train_test_split.txt", [(n, int(n <= 8)) for n, _ in numbered], " ")
+    copy.table("train_test_split.txt", [(n, int(row in rows[:8])) for n, row in numbered], " ")
     copy.table("classes.txt", [(1, "001.Albatross"), (2, "002.Wren")], " ")
+
+
+for _name, _number in (("CUB-200-2011", "{}"), ("NABirds", "{:08x}-aaaa-4bbb")):
+    layout(_name, "--data DIR/images.txt#split=train_test_split.txt", told="train_test_split.txt")(
+        partial(cub, number=_number)
+    )
+
+
+@layout("Malaria cell images", "--data DIR/cell_images/cell_images", told="cell_images/cell_images")
+def _malaria(copy: Copy) -> None:
+    copy.images("cell_images/{c}/C{i}.png", "Parasitized Uninfected")
+    shutil.copytree(copy.root / "cell_images", copy.root / "cell_images/cell_images")
+    copy.text("cell_images/Uninfected/Thumbs.db", "x")
+
+
+@layout("Breast ultrasound (BUSI)", told="masks beside")
+def _busi(copy: Copy) -> None:
+    rows = copy.images("Dataset_BUSI_with_GT/{c}/{c} ({i}).png", "benign malignant")
+    copy.shadow(rows, ").png", ")_mask.png")
+    copy.shadow(rows[:2], ").png", ")_mask_1.png")
 
 
 @layout(

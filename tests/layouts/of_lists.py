@@ -119,17 +119,64 @@ several(
 )
 
 
+def celeba(*words: str) -> None:
+    """Adds CelebA as its authors publish it (.txt), or Kaggle (.csv)."""
+    end = words[0].partition("#")[0][-3:]
+
+    def build(copy: Copy) -> None:
+        rows = [copy.images("img/{i:06d}.jpg", "Bald Smiling", s) for s in ("train", "val", "test")]
+        parts = [(f"{row.stem}.jpg", n) for n, some in enumerate(rows) for row in some]
+        lines = [
+            (f"{r.stem}.jpg", *((1, -1) if r.name == "Bald" else (-1, 1)))
+            for some in rows
+            for r in some
+        ]
+        if end == "csv":
+            copy.table("list_attr_celeba.csv", [("image_id", "Bald", "Smiling"), *lines])
+            copy.table("list_eval_partition.csv", [("image_id", "partition"), *parts])
+        else:
+            head = f"{len(lines)}\nBald Smiling\n"
+            text = "".join("{} {:2} {:2}\n".format(*line) for line in lines)
+            copy.text("list_attr_celeba.txt", head + text)
+            copy.table("list_eval_partition.txt", parts, " ")
+
+    name = "CelebA" if end == "txt" else "CelebA, of Kaggle"
+    layout(name, *words, told="list_", note=TABLE, others="torchvision has a reader")(build)
+
+
+for _end in ("csv", "txt"):
+    celeba(
+        f"--data DIR/list_attr_celeba.{_end}#label=Bald,Smiling#split=list_eval_partition.{_end}",
+        f"--data DIR/list_eval_partition.{_end}",
+    )
+
+
+def twins(name: str, table: str, header: str) -> None:
+    """Adds a table of training images, whose test images have the same names."""
+
+    def build(copy: Copy) -> None:
+        rows = copy.images("train/Image_{i}.png")
+        copy.shadow(rows, "train/", "test/")
+        cells = [(row.stem if header.startswith("id") else f"{row.stem}.png") for row in rows]
+        lines = [header.split(","), *((cell, r.name) for cell, r in zip(cells, rows, strict=True))]
+        copy.table(table, lines)
+
+    layout(name, f"--data DIR/{table}", told=table, note=TABLE)(build)
+
+
+twins("CIFAR-10, of Kaggle", "trainLabels.csv", "id,label")
+twins("Butterflies, of Kaggle", "Training_set.csv", "filename,label")
+
+
 @layout(
-    "CelebA",
-    "--data DIR/list_attr_celeba.csv#label=Bald,Smiling",
-    told="list_attr_celeba",
-    note=TABLE,
-    others="torchvision has a reader",
+    "iMet", '--data "DIR/train.csv#label=attribute_ids#between= "', told="train.csv", note=TABLE
 )
-def _celeba(copy: Copy) -> None:
-    rows = copy.images("img_align_celeba/{i:06d}.jpg", "Bald Smiling")
-    lines = [(f"{r.stem}.jpg", *((1, -1) if r.name == "Bald" else (-1, 1))) for r in rows]
-    copy.table("list_attr_celeba.csv", [("image_id", "Bald", "Smiling"), *lines])
+def _imet(copy: Copy) -> None:
+    rows = copy.images("train/{i:06x}.png", "147 616")
+    for row in rows:
+        copy.know(row.content, [row.name, "813"], "train")
+    cells = [(row.stem, f"{row.name} 813") for row in rows]
+    copy.table("train.csv", [("id", "attribute_ids"), *cells])
 
 
 def _coco(copy: Copy, rows: list[Row], path: str) -> None:
@@ -147,3 +194,11 @@ def _herbarium(copy: Copy) -> None:
     rows = copy.images("train/images/{i:03d}/00/{i}.jpg", "Aspleniaceae Poaceae")
     _coco(copy, rows, "train/metadata.json")
     copy.no_samples("test/images/{i:03d}/00/{i}.jpg")
+
+
+@layout("iWildCam 2020", "--data DIR/train_annotations.json", told="annotations.json", note=TABLE)
+def _iwildcam(copy: Copy) -> None:
+    rows = copy.images("train/{i:08x}-21bc.jpg", "empty tayassu_pecari")
+    _coco(copy, rows, "train_annotations.json")
+    copy.no_samples("test/{i:08x}-21bd.jpg")
+    copy.text("test_information.json", json.dumps({"images": [], "categories": []}))

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from scipy.io import savemat
 
+from tests.data.parquet_files import table_of, write_arrow
 from tests.data.tars import write_files, write_tar
 from tests.data.tfrecords import bytes_feature, example, int_feature, write_records
 from tests.layouts.copies import Copy, Row, layout
@@ -143,6 +144,16 @@ tfds(
 tfds("cats_vs_dogs of TFDS", "cats_vs_dogs-train.tfrecord-00000-of-00001", "")
 
 
+@layout("Petals, Cassava: .tfrec of Kaggle", "--data DIR/tfrecords-jpeg-224x224")
+def _tfrec(copy: Copy) -> None:
+    for split in ("train", "val"):
+        records = [
+            example(bytes_feature(b"image", row.content), int_feature(b"class", int(row.name)))
+            for row in copy.made("x/{i}.jpg", "0 1", split)
+        ]
+        write_records(copy.root / f"tfrecords-jpeg-224x224/{split}/00-224x224-8.tfrec", records)
+
+
 @layout("ImageNet, fall 2011", "--data DIR/fall11.tar")
 def _fall(copy: Copy) -> None:
     members = []
@@ -151,6 +162,16 @@ def _fall(copy: Copy) -> None:
         tar = write_tar(copy.root.with_suffix(".tar"), rows)
         members.append((f"{name}.tar", tar.read_bytes()))
     write_tar(copy.root / "fall11.tar", members)
+
+
+@layout("a set of save_to_disk", others=RIGHT)
+def _save_to_disk(copy: Copy) -> None:
+    for split in ("train", "test"):
+        rows = copy.made("x/{i}.png", "cat dog", split)
+        numbers: list[int | None] = [("cat", "dog").index(row.name) for row in rows]
+        table = table_of([row.content for row in rows], ["cat", "dog"], labels=numbers)
+        write_arrow(copy.root / split / "data-00000-of-00001.arrow", table)
+        copy.text(f"{split}/state.json", "{}")
 
 
 # --- archives ---
@@ -215,7 +236,6 @@ arrays("MedMNIST", "pathmnist.npz")
 arrays("SVHN", "train_32x32.mat", READER)
 arrays("PatchCamelyon", "camelyonpatch_level_2_split_train_x.h5", "torchvision right")
 arrays("LSUN", "bedroom_train_lmdb/data.mdb", "torchvision right")
-arrays("a set of save_to_disk", "train/data-00000-of-00001.arrow", "datasets right")
 arrays("arrays in a pickle", "train.pkl")
 arrays("digit-recognizer, FER2013", "train.csv", "torchvision has a reader of FER2013")
 arrays("STL-10", "stl10_binary/train_X.bin", READER)
