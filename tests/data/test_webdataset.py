@@ -13,7 +13,7 @@ from tests.errors import raises
 from trainyard.data import formats
 from trainyard.data.formats import webdataset as reader
 from trainyard.data.formats.left_out import DOTTED, LeftOut
-from trainyard.data.formats.scan import EncodedSample, FileRows, all_rows
+from trainyard.data.formats.scan import EncodedSample, FileRows, FileScan, all_rows
 from trainyard.data.formats.webdataset import write
 from trainyard.data.index.build import build_index
 from trainyard.data.storage.location import ResolvedLocation, find_place
@@ -358,7 +358,7 @@ def test_keys_of_any_letters_up_to_what_a_header_holds(tmp_path: Path) -> None:
 
 def rows_by_parts(place: ResolvedLocation, length: int) -> list[FileRows]:
     found = reader.read_remote(place, place.files(".tar"), segment=length)
-    return list(all_rows(found, LeftOut()))
+    return list(all_rows((FileScan(one.rows, one.left_out) for one in found), LeftOut()))
 
 
 @pytest.mark.parametrize("tar_format", TAR_FORMATS)

@@ -11,7 +11,7 @@ with `#classes=name` its name, `abbey`, wherever it lies.
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from typing import NamedTuple
@@ -97,8 +97,7 @@ def scan(place: ResolvedLocation) -> Scan:
     broken = [entry.name for entry in entries_of(place.root) if _is_broken(entry)]
     broken += [path for tree in trees for path in tree.broken]
     check_no_splits(place.location, classes, watched, remedy_beside(place.root, left_out))
-    _check_once(place.location, trees)
-    _check_no_copy(place.location, {} if by else folders)
+    _check_once(place.location, folders, by)
     class_of = {path: name for name in classes for path in folders[name].folders}
     if by:
         class_of = {path: path if by == "path" else os.path.basename(path) for path in class_of}
@@ -134,10 +133,12 @@ def classes_by(place: ResolvedLocation) -> str:
     return value
 
 
-def _check_once(location: str, trees: Iterable[_Tree]) -> None:
+def _check_once(location: str, folders: Mapping[str, _Tree], by: str) -> None:
     """DataError for a folder of images that is there by two names: each image would be two."""
+    if not by:
+        _check_no_copy(location, folders)
     names: dict[str, str] = {}
-    for folder, real in (item for tree in trees for item in tree.images.items()):
+    for folder, real in (item for tree in folders.values() for item in tree.images.items()):
         if (other := names.setdefault(real, folder)) != folder:
             path = os.path.join(location, folder)
             raise DataError(

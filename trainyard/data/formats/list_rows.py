@@ -117,7 +117,7 @@ class Survey:
 
     def add(self, row: Row) -> None:
         self.hashes.append(hash(row.path))
-        self.folders.add(os.path.dirname(row.path) or ".")
+        self.folders.add(row.path.rpartition("/")[0] or ".")
         self.labels.update(row.labels)
         if len(row.labels) != 1:
             self.several = self.several or (row if row.labels else None)
@@ -126,6 +126,9 @@ class Survey:
 
 class ListRows:
     """The columns of a list, its rows, and the images that its cells name."""
+
+    is_plain = False
+    """True once all cells are known as plain paths."""
 
     def __init__(
         self, place: ResolvedLocation, path: str, images: Images, split: str | None = None
@@ -386,7 +389,10 @@ class ListRows:
 
     def rows(self) -> Iterator[Row]:
         """The rows, checked one by one, without those that options leave out."""
-        return (row for row in self._read() if not self._why_left_out(row))
+        rows = self._read()
+        if self.members is None and not self.leaves_out:
+            return rows
+        return (row for row in rows if not self._why_left_out(row))
 
     def _why_left_out(self, row: Row) -> str:
         """The kind of a row that options leave out; "" for the others."""
@@ -400,22 +406,29 @@ class ListRows:
         here = os.path.join(os.path.abspath(self.place.root), "")
         is_here, searches = inside == here, self.images.is_searched
         kinds: dict[str, str] = {}
+        has_odd, is_plain, image = False, self.is_plain, self.image
+        is_single = len(self.labels) == 1 and not (self.has_list or self.is_lst)
+        single = self.labels[0] if is_single else None
         for number, (line, cells) in enumerate(self.table.rows()):
-            cell = path = cells[self.image].strip()
-            labels = self._labels(line, cells)
+            cell = path = cells[image].strip()
+            text = "" if single is None else cells[single].strip()
+            labels = [text] if text else self._labels(line, cells)
             split = self.split
             if self.divider is not None:
                 split = self._split(line, cells[self.divider].strip(), kinds)
             if not cell or "" in labels:
                 raise self._is_empty(line, "one of its labels" if cell else "its path")
-            if looks and not searches and self._is_no_path(number, cell):
+            is_odd = not is_plain and _ODD.search(cell) is not None
+            has_odd |= is_odd
+            if looks and not searches and self._is_no_path(number, cell, is_odd):
                 self.images.is_searched = True
                 return
             if searches:
                 if number == len(self.found):
                     self.found.append(self._found(line, cell))
                 path = self.found[number]
-            if not is_here or _ODD.search(path):
+                is_odd = _ODD.search(path) is not None
+            if not is_here or is_odd:
                 path = self._from_here(line, path, inside, here)
             if self.members is not None:
                 key = path if self.key is None else cells[self.key].strip()
@@ -423,11 +436,12 @@ class ListRows:
             if not self.labels:
                 labels = [os.path.dirname(path)]
             yield Row(line, path, labels, split, cell, cells)
+        self.is_plain = is_plain or (looks and not has_odd)
 
-    def _is_no_path(self, number: int, cell: str) -> bool:
-        is_odd = _ODD.search(cell) and not cell.startswith(os.path.join(self.root, ""))
-        is_looked_up = number < _SURE or number % _EACH == 0 or is_odd
-        return bool(is_looked_up) and not self.images.is_path(cell)
+    def _is_no_path(self, number: int, cell: str, is_odd: bool) -> bool:
+        is_outside = is_odd and not cell.startswith(os.path.join(self.root, ""))
+        is_looked_up = number < _SURE or number % _EACH == 0 or is_outside
+        return is_looked_up and not self.images.is_path(cell)
 
     def _labels(self, line: int, cells: Sequence[str]) -> list[str]:
         """The labels in a row. DataError for a column of a class with another value than 0 or 1."""

@@ -9,7 +9,8 @@ import codecs
 import csv
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import chain, islice
+from contextlib import suppress
+from itertools import islice
 
 from trainyard.errors import DataError
 
@@ -71,8 +72,10 @@ class Table:
 
     def rows(self) -> Iterator[Row]:
         """All rows but the header."""
-        for line, cells in islice(self._cells(), int(self.has_header), None):
-            if len(cells) != len(self.names):
+        width = len(self.names)
+        for row in islice(self._cells(), int(self.has_header), None):
+            line, cells = row
+            if len(cells) != width:
                 raise DataError(
                     "list.wrong-cell-count",
                     "{path}, line {line}: has {num_cells} cells, and the {first} {num_columns}: "
@@ -84,7 +87,7 @@ class Table:
                     num_columns=len(self.names),
                     delimiter=self._delimiter if self._splits is None else " ",
                 )
-            yield line, cells
+            yield row
 
     def _cells(self) -> Iterator[Row]:
         lines = islice(text_lines(self.path), self._skipped, None)
@@ -97,7 +100,8 @@ class Table:
         reader = csv.reader(lines, delimiter=self._delimiter, strict=True)
         try:
             for cells in reader:
-                if any(map(str.strip, cells)):  # else a blank line, or a spreadsheet's empty row
+                # A blank line, or a spreadsheet's empty row, is none.
+                if (cells and cells[0].strip()) or any(map(str.strip, cells)):
                     yield reader.line_num + self._skipped, cells
         except csv.Error as error:
             raise DataError(
@@ -111,24 +115,30 @@ class Table:
 
 def text_lines(path: str) -> Iterator[str]:
     """The lines of a file with their ends; DataError names the first that is not UTF-8."""
+    is_utf16 = False
     try:
         with open(path, "rb") as file:
-            first = file.readline()
-            if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                with open(path, encoding="utf-16", newline="") as text:
-                    yield from text
-                return
-            for number, line in enumerate(chain([first] if first else [], file), start=1):
-                try:
-                    yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError:
-                    raise DataError(
-                        "list.not-utf8",
-                        "{path}, line {line}: is not UTF-8: save the list as UTF-8",
-                        path=path,
-                        line=number,
-                    ) from None
+            is_utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        encoding, newline = ("utf-16", "") if is_utf16 else ("utf-8-sig", "\n")
+        with open(path, encoding=encoding, newline=newline) as text:
+            yield from text
     except UnicodeError as error:
-        raise DataError("file.unreadable", path=path, reason=str(error)) from None
+        if is_utf16:
+            raise DataError("file.unreadable", path=path, reason=str(error)) from None
+        raise DataError(
+            "list.not-utf8",
+            "{path}, line {line}: is not UTF-8: save the list as UTF-8",
+            path=path,
+            line=_not_utf8(path),
+        ) from None
     except OSError as error:
         raise DataError("file.unreadable", path=path, reason=error.strerror) from None
+
+
+def _not_utf8(path: str) -> int:
+    """The number of the first line that is not UTF-8."""
+    number = 0
+    with open(path, "rb") as file, suppress(UnicodeError):
+        for number, line in enumerate(file, start=1):  # noqa: B007
+            line.decode()
+    return number

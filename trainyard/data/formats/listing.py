@@ -16,7 +16,6 @@ import os
 from array import array
 from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain, count, islice
@@ -245,7 +244,7 @@ def _file_rows(
     lists: Sequence[ListRows], label_of: dict[str, int], left_out: Container[int]
 ) -> Iterator[FileRows]:
     """The images of the lists, without the rows that are left out."""
-    number, threads = count(), num_threads(lists[0].place)
+    number, threads, start = count(), num_threads(lists[0].place), [0]
     with ThreadPoolExecutor(threads) as pool:
         for one in lists:
             kept = (row for row in one.rows() if next(number) not in left_out)
@@ -255,8 +254,8 @@ def _file_rows(
                 sizes = chain.from_iterable(pool.map(sizes_of, chunks))
                 for row, size in zip(some, sizes, strict=True):
                     labels = [label_of[label] for label in row.labels]
-                    counts = [len(labels)] if one.has_list else None
-                    yield FileRows(row.path, [0], [size], labels, row.split or "", counts=counts)
+                    rows = FileRows(row.path, start, [size], labels, row.split or "")
+                    yield rows._replace(counts=[len(labels)]) if one.has_list else rows
 
 
 def _sizes(rows: ListRows, inside: set[str], some: Sequence[Row]) -> list[int]:
@@ -264,9 +263,11 @@ def _sizes(rows: ListRows, inside: set[str], some: Sequence[Row]) -> list[int]:
     prefix, sizes = os.path.join(rows.place.root, ""), []
     for row in some:
         folder, size, is_file = row.path.rpartition("/")[0], 0, False
-        with suppress(OSError):
+        try:
             stat = os.lstat(prefix + row.path)
             size, is_file = stat.st_size, S_ISREG(stat.st_mode)
+        except OSError:  # told below
+            pass
         if not is_file or folder not in inside:
             size = _size(rows, row)
             inside |= {folder} if is_file else set()

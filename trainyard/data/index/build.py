@@ -228,14 +228,19 @@ class _Table:
             self.names += os.fsencode(rows.path)
             self.ends.append(len(self.names))
             self._last = rows.path
-        self.file.extend([len(self.ends) - 1] * len(rows.sizes))
+        self.file.extend((len(self.ends) - 1,) * len(rows.sizes))
         self.offset.extend(rows.offsets)
         self.size.extend(rows.sizes)
         self.label.extend(rows.labels)
-        self.count.extend(rows.counts or ())
-        none = [0] * len(rows.sizes)
-        self.snappy_start.extend(rows.snappy_start or none)
-        self.snappy_length.extend(rows.snappy_length or none)
+        if rows.counts:
+            self.count.extend(rows.counts)
+        if rows.snappy_length or self.snappy_length:
+            for column, own in (
+                (self.snappy_start, rows.snappy_start),
+                (self.snappy_length, rows.snappy_length),
+            ):
+                column.frombytes(bytes(column.itemsize * (len(self) - len(own) - len(column))))
+                column.extend(own)
 
     def numbers(self) -> list[str]:
         return [str(number) for number in range(max(self.label, default=-1) + 1)]
