@@ -25,7 +25,7 @@ from trainyard.data._native import own_decoder
 from trainyard.data.batch import Batch
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.array_file import array_file
-from trainyard.data.decode.decode import BadImageError, as_rgb, decode_batch, in_8_bits
+from trainyard.data.decode.decode import BadImageError, as_rgb, decode_batch, in_8_bits, is_grey
 from trainyard.data.decode.orientation import orientation_of, upright
 from trainyard.data.device.feed import Normalise
 from trainyard.data.index.table import Index
@@ -394,10 +394,8 @@ def _content(image: Picture, number: int, data: DataConfig) -> bytes:
         file = io.BytesIO()
         try:
             picture = in_8_bits(image, data.rendering.range)
-            picture = upright(
-                picture if picture.mode == "L" else as_rgb(picture, data.rendering), turn
-            )
-            picture.save(file, "PNG", compress_level=0, exif=b"")
+            shown = picture if is_grey(picture) else as_rgb(picture, data.rendering)
+            upright(shown, turn).save(file, "PNG", compress_level=0, exif=b"")
         except BadImageError as error:
             raise DataError(
                 "image.unreadable", name=_named(image, number), reason=str(error)

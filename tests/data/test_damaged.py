@@ -19,7 +19,7 @@ from PIL import Image
 from tests.command_line import Capture, run
 from tests.data.looks import silent
 from tests.data.tars import write_files
-from tests.images import deep_png, encode, png
+from tests.images import P3, deep_png, encode, icc, png
 from trainyard.data.decode.array_file import array_file
 from trainyard.data.decode.crops import CentralCrop
 from trainyard.data.decode.decode import decode_batch
@@ -205,11 +205,8 @@ def ramp(top: int) -> NDArray[np.uint16]:
 @pytest.mark.parametrize("name", DEEP)
 @pytest.mark.parametrize("bits", [8, 10, 12, 16])
 def test_the_range_of_16_bits(name: str, bits: int) -> None:
-    assert look(DEEP[name](ramp((1 << bits) - 1))) == Look(0, (1 << bits) - 1, True, False, 1)
-
-
-def inverted(pixels_HW: NDArray[np.uint16]) -> bytes:
-    return encode(Image.fromarray(pixels_HW), "TIFF", tiffinfo={262: 0})
+    kind = {"png": "PNG", "tif": "TIFF", "pgm": "PPM"}[name[-3:]]
+    assert look(DEEP[name](ramp((1 << bits) - 1))) == Look(0, (1 << bits) - 1, True, 1, kind=kind)
 
 
 def frames(kind: str, count: int) -> bytes:
@@ -221,18 +218,23 @@ def clear(opacity: int) -> bytes:
     return encode(Image.new("RGBA", (9, 9), (250, 0, 0, opacity)), "PNG")
 
 
+def in_gamma(gamma: float, *others: tuple[bytes, bytes]) -> bytes:
+    """A PNG whose values are light to the power of `gamma`."""
+    content = encode(photo(), "PNG")
+    for name, data in ((b"gAMA", struct.pack(">I", round(100_000 * gamma))), *others):
+        checksum = struct.pack(">I", zlib.crc32(name + data))
+        chunk = struct.pack(">I", len(data)) + name + data + checksum
+        content = content[:33] + chunk + content[33:]
+    return content
+
+
 OTHERS: dict[str, tuple[bytes, list[Code]]] = {
-    "a white of zero": (inverted(ramp(65535)), ["negative"]),
-    "a white of zero in 8 bits": (
-        encode(Image.fromarray(ramp(255).astype(np.uint8)), "TIFF", tiffinfo={262: 0}),
-        [],
-    ),
     "pages": (frames("TIFF", 3), ["frames"]),
     "an animation": (frames("GIF", 3), ["frames"]),
     "an animated PNG": (frames("PNG", 2), ["frames"]),
     "an animated WebP": (frames("WEBP", 2), ["frames"]),
     "one page": (frames("TIFF", 1), []),
-    "previews of a JPEG": (frames("MPO", 2), []),
+    "pictures of a camera": (frames("MPO", 2), ["frames"]),
     "a mask of classes": (encode(Image.fromarray(ramp(9).astype(np.uint8)), "PNG"), ["dark"]),
     "an array": (array_file(np.full((4, 4, 5), 16, np.uint8)), ["dark"]),
     "transparent pixels": (
@@ -240,6 +242,16 @@ OTHERS: dict[str, tuple[bytes, list[Code]]] = {
         ["transparent"],
     ),
     "an opaque fourth channel": (encode(Image.new("RGBA", (9, 9), (250, 0, 0, 255)), "PNG"), []),
+    "Display P3": (encode(photo(), "JPEG", icc_profile=icc(P3)), ["profile"]),
+    "Display P3 of a palette": (
+        encode(photo().quantize(64), "PNG", icc_profile=icc(P3)),
+        ["profile"],
+    ),
+    "the profile of sRGB": (encode(photo(), "WEBP", icc_profile=icc()), []),
+    "a damaged profile": (encode(photo(), "PNG", icc_profile=bytes(200)), []),
+    "light itself": (in_gamma(1), ["profile"]),
+    "the gamma of sRGB": (in_gamma(1 / 2.2), []),
+    "a gamma that sRGB overrules": (in_gamma(1, (b"sRGB", b"\0")), []),
     "a picture": (encode(Image.fromarray(ramp(255).astype(np.uint8)), "JPEG"), []),
 }
 
@@ -263,8 +275,11 @@ def test_a_data_set_is_told_by_the_range_of_all_that_are_looked_at(tmp_path: Pat
     assert code == "dark"
     assert "2 of 2 " in text and " 12 " in text
     assert remarks(open_index(data_of(tmp_path / "some", black, bright))) == []
-    pages = open_index(data_of(tmp_path / "pages", frames("TIFF", 2), frames("TIFF", 1)))
-    assert [code for code, _ in remarks(pages)] == ["frames"]
+    several = [frames(kind, 2) for kind in ("TIFF", "GIF", "TIFF", "PNG", "WEBP", "MPO")]
+    pages = open_index(data_of(tmp_path / "pages", *several, frames("TIFF", 1)))
+    ((code, text),) = remarks(pages)
+    assert code == "frames"
+    assert "6 of 7 " in text and "(2 TIFF, 1 WEBP, 1 GIF, 1 PNG, 1 MPO)" in text
 
 
 @pytest.mark.parametrize(("content", "result"), [(ramp(255), "note"), (ramp(65535), "note")])

@@ -56,8 +56,10 @@ from trainyard.data.decode.rendering import (
     Range,
     Rendering,
     deep_values,
+    has_upper_bits,
     is_deep,
     mapped,
+    scale_key,
 )
 from trainyard.data.formats.left_out import NEEDS_HEIF
 from trainyard.data.formats.scan import IMAGE_FORMATS
@@ -80,6 +82,7 @@ if "HEIF" in IMAGE_FORMATS:
     pillow_heif.register_heif_opener()
 
 _OF_PICTURES = (1, 3)  # channels
+_WHOLE = (0, 65535)  # the range of 16 bits
 _BANDS, _BITS = 277, 258  # tags of a TIFF
 
 _KnownCrops = RandomCropParameters | CentralCrop
@@ -343,13 +346,13 @@ def reference_image(content: bytes, channels: int = 3, rendering: Rendering = PL
         if channels == 3:
             return as_rgb(image, rendering)
         image.draft("L", image.size)  # of a JPEG the Y, without a way through RGB
-        return (image if _is_grey(image) else as_rgb(image, rendering)).convert("L")
+        return (image if is_grey(image) else as_rgb(image, rendering)).convert("L")
 
 
-def is_grey(content: bytes) -> bool:
+def is_grey_file(content: bytes) -> bool:
     """True for an image of 8-bit grey values alone. BadImageError if it cannot be opened."""
     with _blamed(content):
-        return _is_grey(open_lazily(content))
+        return is_grey(open_lazily(content))
 
 
 def is_deep_file(content: bytes) -> bool:
@@ -362,7 +365,8 @@ def is_deep_file(content: bytes) -> bool:
         return False
 
 
-def _is_grey(image: Image.Image) -> bool:
+def is_grey(image: Image.Image) -> bool:
+    """True for an image of 8-bit grey values alone."""
     return image.mode == "L" and not has_alpha(image)
 
 
@@ -403,15 +407,20 @@ def _blamed(content: bytes) -> Iterator[None]:
 def in_8_bits(image: Image.Image, limits: Range | None) -> Image.Image:
     """An opened image, with its values mapped from `limits` if it has more than 8 bits a channel.
 
-    Without limits it is not changed. BadImageError if Pillow does not tell its values. It scales a
-    PGM of more than 8 bits to 16.
+    Without limits it is not changed, unless the upper 8 bits alone do not tell what is transparent.
+    BadImageError if Pillow does not tell its values. It scales a PGM of more than 8 bits to 16.
     """
-    if limits is None or not is_deep(image):
+    if not is_deep(image):
         return image
-    if (deep := deep_values(image)) is None:
+    if limits is None and has_upper_bits(image):
+        if "transparency" not in image.info:
+            return image
+        limits = _WHOLE
+    deep = deep_values(image)
+    if limits is None or deep is None:
+        how = "set data.range" if deep else "Pillow does not tell them, store it as a PNG"
         raise BadImageError(
-            f"a {image.format or 'picture'} of more than 8 bits in {image.mode}, whose values "
-            "Pillow does not tell: store it as a PNG"
+            f"a {image.format or 'picture'} in {image.mode} of other numbers than 0 to 255: {how}"
         )
     values, opacity_HW = deep
     picture = Image.fromarray(mapped(values, limits))
@@ -429,15 +438,18 @@ def as_rgb(image: Image.Image, rendering: Rendering = PLAIN) -> Image.Image:
     """
     image = in_8_bits(image, rendering.range)
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
-        return _grey(np.asarray(image) >> 8)
+        values = deep_values(image)
+        assert values is not None
+        return _grey(values[0] >> 8)
     if image.mode == "I":
-        raise BadImageError("grey of 32-bit integers, of unknown range: store it in 8 or 16 bits")
+        raise BadImageError("grey of 32-bit integers, of unknown range: set data.range")
     if image.mode == "F":
         pixels = np.asarray(image)
         if not (pixels.min() >= 0 and pixels.max() <= 1):
-            raise BadImageError("grey of floats that are not all from 0 to 1: store it in 8 bits")
+            raise BadImageError("grey of floats that are not all from 0 to 1: set data.range")
         return _grey(np.rint(pixels * 255))
     if has_alpha(image):
+        scale_key(image)
         picture, found = image.convert("RGBA"), Image.new("RGB", image.size, rendering.background)
         found.paste(picture, mask=picture)
         return found

@@ -3,13 +3,16 @@
 Nothing fails on them, so a few images of a data set are looked at, and it is told.
 """
 
+import io
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageCms
 
 from trainyard.data.decode.array_file import is_array, pixels_of_array
 from trainyard.data.decode.decode import as_rgb, has_alpha, open_lazily
@@ -19,14 +22,15 @@ from trainyard.data.reading.reader import Reader, read_ahead
 from trainyard.data.sampler.plan import Ids
 from trainyard.errors import DataError
 
-Code = Literal["dark", "negative", "frames", "transparent"]
+Code = Literal["dark", "frames", "profile", "transparent"]
 _NUM_LOOKS = 32  # images of a data set
 _PATIENCE_S = 2.0
 _NUM_MEASURED, _NUM_VALUES = 256, 1 << 14  # images of a data set, and values of each
 _PERCENTILES = (0.1, 99.9)
 _DARK = 32  # of 255; no image has so little, and a mask of classes has no more
-_WHITE_IS = 262  # a tag of a TIFF
-_WHITE_IS_ZERO = 0
+_SMALL = (64, 64)  # pixels of an image whose profile is looked at
+_GAMMA = 2.2  # about that of sRGB
+_SHIFTED = 1.0  # grey levels: less is rounding, or another profile of sRGB
 
 
 class Look(NamedTuple):
@@ -36,19 +40,25 @@ class Look(NamedTuple):
     high: float
     is_deep: bool
     """True for channels of more than 8 bits, which data.range maps to 8."""
-    is_negative: bool
-    """True if white is stored as 0, and not read so."""
     frames: int
     is_transparent: bool = False
+    shift: float = 0
+    """Mean difference, of 255, of the pixels to the colours in sRGB by its profile or gamma."""
+    kind: str = "NPY"
+    """Pillow's name of the format."""
 
     def remarks(self) -> Iterator[tuple[Code, str]]:
         """What is to be told about this image, or about all images that it sums up."""
         if self.high < _DARK and not self.is_deep:
             yield "dark", f"values from {self.low} to {self.high} of 255: nearly black"
-        if self.is_negative:
-            yield "negative", "a TIFF of 16 bits whose white is 0, which is read as a negative"
         if self.frames > 1:
             yield "frames", f"{self.frames:,} pages or frames, of which training sees the first"
+        if self.shift >= _SHIFTED:
+            yield (
+                "profile",
+                "a colour profile or gamma that is not applied: in sRGB, colours differ by "
+                f"{self.shift:.1f} of 255 in the mean",
+            )
         if self.is_transparent:
             yield "transparent", "transparent pixels, which 1 or 3 channels show as data.background"
 
@@ -124,23 +134,37 @@ def look(content: bytes, *, only_deep: bool = False) -> Look:
     """
     if is_array(content):
         pixels = pixels_of_array(content)
-        return Look(pixels.min().item(), pixels.max().item(), pixels.dtype != np.uint8, False, 1)
+        return Look(pixels.min().item(), pixels.max().item(), pixels.dtype != np.uint8, 1)
     image = open_lazily(content)
     if image.width * image.height > MAX_PIXELS:
         raise ValueError("implausibly large")
-    tags: dict[int, Any] = getattr(image, "tag_v2", {})
-    has_depth = is_deep(image)
-    is_negative = image.mode.startswith("I;16") and tags.get(_WHITE_IS) == _WHITE_IS_ZERO
-    # A second picture in a JPEG is a preview.
-    frames = 1 if image.format in ("JPEG", "MPO") else getattr(image, "n_frames", 1)
+    kind, has_depth, frames = str(image.format), is_deep(image), getattr(image, "n_frames", 1)
     if only_deep and not has_depth:
-        return Look(0, 255, False, is_negative, frames)
+        return Look(0, 255, False, frames, kind=kind)
     image.draft("RGB", (image.width // 8, image.height // 8))  # a JPEG is decoded smaller
     deep = deep_values(image) if has_depth else None
     pixels = np.asarray(as_rgb(image)) if deep is None else deep[0]
     low, high = pixels.min().item(), pixels.max().item()
     opaque = np.asarray(image.convert("RGBA"))[..., 3].min() if has_alpha(image) else 255
-    return Look(low, high, has_depth, is_negative, frames, bool(opaque < 255))
+    shift = 0.0 if deep else _shift(image, pixels)
+    return Look(low, high, has_depth, frames, bool(opaque < 255), shift, kind)
+
+
+def _shift(image: Image.Image, pixels_HWC: NDArray[np.uint8]) -> float:
+    """See Look.shift; 0 without a profile and a gamma, and for a damaged profile."""
+    about = image.info
+    with suppress(Exception):  # Pillow has no one error for a profile
+        if profile := about.get("icc_profile"):
+            stored = image if image.mode in ("L", "CMYK") else Image.fromarray(pixels_HWC)
+            small, srgb = stored.resize(_SMALL), ImageCms.createProfile("sRGB")
+            own = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+            shown = ImageCms.profileToProfile(small, own, srgb, outputMode="RGB")
+            difference = np.asarray(shown).astype(float) - np.asarray(small.convert("RGB"))
+            return float(np.abs(difference).mean())
+        if "gamma" in about and "srgb" not in about:
+            shares = pixels_HWC / 255
+            return float(255 * np.abs(shares ** (1 / (_GAMMA * about["gamma"])) - shares).mean())
+    return 0.0
 
 
 def remarks(index: Index) -> list[tuple[Code, str]]:
@@ -150,14 +174,18 @@ def remarks(index: Index) -> list[tuple[Code, str]]:
     of_8_bits = [each for _, each in looks if not each.is_deep]
     if of_8_bits:
         low, high = min(of_8_bits).low, max(each.high for each in of_8_bits)
-        of_all = Look(low, high, False, False, 1)
+        of_all = Look(low, high, False, 1)
         about = f"{index.root}: {len(of_8_bits)} of {len(looks)} images looked at have 8 bits"
         found += [(code, f"{about} and {text}") for code, text in of_all.remarks()]
-    for code in ("negative", "frames", "transparent"):
-        named = [(n, what) for n, each in looks for kind, what in each.remarks() if kind == code]
+    for code in ("frames", "profile", "transparent"):
+        named = [
+            (n, each.kind, what) for n, each in looks for of, what in each.remarks() if of == code
+        ]
         if named:
-            sample, what = named[0]
-            about = f"{len(named)} of {len(looks)} images looked at, such as"
+            sample, _, what = named[0]
+            kinds = Counter(kind for _, kind, _ in named)
+            counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+            about = f"{len(named)} of {len(looks)} images looked at ({counts}), such as"
             found.append((code, f"{about} {index.locate(sample)[0]}: {what}"))
     return found
 

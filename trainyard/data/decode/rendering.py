@@ -21,7 +21,11 @@ MAX_PIXELS = 178_956_970  # Pillow's own limit; larger images are taken for deco
 
 # The order of bytes whose upper one is the other's lower one; N is that of this machine.
 _SWAPPED = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
-_BITS, _PLANES = 258, 284  # tags of a TIFF
+# Tags of a TIFF, and values of theirs.
+_BITS, _WHITE_IS, _PLANES, _NUMBERS = 258, 262, 284, 339
+_WHITE_IS_ZERO, _APART, _UNSIGNED, _SIGNED = 0, 2, 1, 2
+_OF_5_BITS = "BGR;16"  # 16 bits are a pixel of a BMP
+_KEY_FACTORS = {"L;2": 85, "L;4": 17}  # of grey in less than 8 bits
 
 
 class Rendering(NamedTuple):
@@ -64,30 +68,69 @@ def _mapped(values: NDArray[Any], limits: Range) -> NDArray[np.uint8]:
 
 
 def is_deep(image: Image.Image) -> bool:
-    """True for more than 8 bits a channel, of an image that is opened and not loaded."""
-    if image.mode.startswith(("I", "F")):
+    """True for other numbers than 0 to 255 in an image that is opened and not loaded."""
+    if image.mode.startswith(("I", "F")) or _is_signed(image):
         return True
-    tags: dict[int, Any] = getattr(image, "tag_v2", {})
-    if max(tags.get(_BITS, (8,))) > 8:
+    if max(_tag(image, _BITS, (8,))) > 8:
         return True
     return any(
-        ";16" in _raw_mode(arguments) or (codec == "ppm" and arguments[-1] > 255)
+        ";16" in _raw_mode(arguments).removeprefix(_OF_5_BITS)
+        or (codec == "ppm" and arguments[-1] > 255)
         for codec, _, _, arguments in getattr(image, "tile", ())
     )
+
+
+def _tag(image: Image.Image, tag: int, usual: Any) -> Any:
+    tags: dict[int, Any] = getattr(image, "tag_v2", {})
+    return tags.get(tag, usual)
+
+
+def _is_signed(image: Image.Image) -> bool:
+    """True for a TIFF of signed 8 bits, which Pillow takes for unsigned ones."""
+    bits, kinds = _tag(image, _BITS, (8,)), _tag(image, _NUMBERS, (_UNSIGNED,))
+    return max(bits) <= 8 and _SIGNED in kinds
+
+
+def has_upper_bits(image: Image.Image) -> bool:
+    """False for a deep image of which Pillow gives no picture in 8 bits."""
+    is_apart = _tag(image, _PLANES, 1) == _APART and image.mode in ("RGB", "RGBA")
+    return not (_is_signed(image) or (is_apart and image.tile and image.tile[0][0] == "raw"))
 
 
 def deep_values(image: Image.Image) -> tuple[NDArray[Any], NDArray[np.uint8] | None] | None:
     """The values of a deep image, [height, width] or [height, width, 3], and its opacity in 8 bits.
 
-    None if Pillow has no more than 8 bits of it.
+    None if Pillow does not tell them.
     """
-    if image.mode.startswith(("I", "F")):
-        return np.asarray(image), None
+    key = image.info.get("transparency")  # of a PNG: the value of transparent pixels
+    found = _grey_values(image) or _colour_values(image)
+    if found is None or found[1] is not None or key is None:
+        return found
+    is_hidden = found[0] == key
+    is_hidden = is_hidden.all(axis=2) if is_hidden.ndim == 3 else is_hidden
+    return found[0], np.where(is_hidden, 0, 255).astype(np.uint8)
+
+
+def _grey_values(image: Image.Image) -> tuple[NDArray[Any], None] | None:
+    if _is_signed(image):
+        return np.asarray(image).view(np.int8), None
+    if not image.mode.startswith(("I", "F")):
+        return None
+    values = np.asarray(image)
+    bits = _tag(image, _BITS, (0,))[0]
+    if image.mode == "I" and bits == 32 and _tag(image, _NUMBERS, (_UNSIGNED,))[0] == _UNSIGNED:
+        values = values.view(np.uint32)
+    if image.mode.startswith("I;16") and _tag(image, _WHITE_IS, None) == _WHITE_IS_ZERO:
+        values = ((1 << bits) - 1) - values
+    return values, None
+
+
+def _colour_values(image: Image.Image) -> tuple[NDArray[Any], NDArray[np.uint8] | None] | None:
     if not isinstance(image, ImageFile) or not image.tile:
         return None
     mode = _raw_mode(image.tile[0][3])
     base, _, order = mode.partition(";16")
-    is_in_planes = getattr(image, "tag_v2", {}).get(_PLANES, 1) != 1
+    is_in_planes = _tag(image, _PLANES, 1) == _APART
     if base not in ("RGB", "RGBA", "LA") or order not in _SWAPPED or is_in_planes:
         return None
     assert image.fp is not None  # until it is loaded
@@ -106,12 +149,20 @@ def deep_values(image: Image.Image) -> tuple[NDArray[Any], NDArray[np.uint8] | N
 def _raw_pixels(content: bytes, kind: str | None, raw_mode: str) -> NDArray[np.uint8]:
     """The pixels of a file whose bytes Pillow takes for those of `raw_mode`."""
     image = Image.open(io.BytesIO(content), formats=[str(kind)])
-    tiles: Any = [
-        (*where, (raw_mode, *arguments[1:]) if isinstance(arguments, tuple) else raw_mode)
-        for *where, arguments in image.tile
-    ]
+    tiles = list[Any]()
+    for tile in image.tile:
+        *where, arguments = tile
+        own = (raw_mode, *arguments[1:]) if isinstance(arguments, tuple) else raw_mode
+        tiles.append(getattr(type(tile), "_make", tuple)((*where, own)))  # Pillow 10 has tuples
     image.tile = tiles
     return np.asarray(image)
+
+
+def scale_key(image: Image.Image) -> None:
+    """Scales the grey value of transparent pixels as Pillow scales grey of less than 8 bits."""
+    key, tiles = image.info.get("transparency"), getattr(image, "tile", ())
+    if isinstance(key, int) and tiles:
+        image.info["transparency"] = key * _KEY_FACTORS.get(_raw_mode(tiles[0][3]), 1)
 
 
 def _raw_mode(arguments: Any) -> str:

@@ -12,7 +12,7 @@ from trainyard.data.decode.decode import (
     BadImageError,
     image_orientation,
     is_deep_file,
-    is_grey,
+    is_grey_file,
     reference_image,
 )
 from trainyard.data.decode.orientation import upright
@@ -94,7 +94,7 @@ def _of_coefficients(image: bytes) -> bytes:
 
 def _of_pixels(image: bytes, recode: Recode | None) -> bytes:
     """A record of upright pixels, as it holds no EXIF; scaled without an intermediate JPEG."""
-    stored = reference_image(image, 1 if is_grey(image) else 3)
+    stored = reference_image(image, 1 if is_grey_file(image) else 3)
     pixels = upright(stored, image_orientation(image))
     if isinstance(recode, ShortSide):
         pixels = recode.scaled(pixels)
