@@ -16,7 +16,7 @@ from trainyard.data import formats
 from trainyard.data.decode.crops import Crops
 from trainyard.data.decode.decode import BadImageError, decode_batch, whole_image
 from trainyard.data.formats import folder
-from trainyard.data.formats.left_out import BROKEN_LINK, HEIF_SUFFIXES, HIDDEN, LOOP, MASKS
+from trainyard.data.formats.left_out import BROKEN_LINK, HIDDEN, LOOP, MASKS, PLUGINS
 from trainyard.data.formats.scan import IMAGE_FORMATS, IMAGE_SUFFIXES
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.unlabelled import open_images
@@ -235,8 +235,9 @@ def test_photographs_of_iphones_are_named_with_what_reads_them(
     assert open_index(location).left_out.kinds == {kind: (1, "cat/1.HEIC")}
     with pytest.raises(BadImageError, match="a HEIF image, which `pip install pillow-heif`"):
         whole_image(heif)
-    monkeypatch.setitem(IMAGE_FORMATS, "HEIF", HEIF_SUFFIXES)  # installed since
-    monkeypatch.setattr(folder, "IMAGE_SUFFIXES", IMAGE_SUFFIXES | {*HEIF_SUFFIXES})
+    suffixes = PLUGINS["HEIF"][1]
+    monkeypatch.setitem(IMAGE_FORMATS, "HEIF", suffixes)  # installed since
+    monkeypatch.setattr(folder, "IMAGE_SUFFIXES", IMAGE_SUFFIXES | {*suffixes})
     assert len(open_index(location)) == 2
 
 

@@ -25,6 +25,7 @@ from PIL import Image, UnidentifiedImageError
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from trainyard.data._native import core
+from trainyard.data.decode import dicom
 from trainyard.data.decode.array_file import array_shape, is_array, pixels_of_array
 from trainyard.data.decode.crops import (
     CentralCrop,
@@ -61,7 +62,7 @@ from trainyard.data.decode.rendering import (
     mapped,
     scale_key,
 )
-from trainyard.data.formats.left_out import NEEDS_HEIF
+from trainyard.data.formats.left_out import needs_plugin
 from trainyard.data.formats.scan import IMAGE_FORMATS
 from trainyard.data.storage.encoded import (
     PACKED_MAGIC,
@@ -80,6 +81,8 @@ if "HEIF" in IMAGE_FORMATS:
     import pillow_heif
 
     pillow_heif.register_heif_opener()
+if "DICOM" in IMAGE_FORMATS:
+    dicom.register()
 
 _OF_PICTURES = (1, 3)  # channels
 _WHOLE = (0, 65535)  # the range of 16 bits
@@ -567,8 +570,11 @@ def _reason(content: bytes, error: Exception) -> str:
     if isinstance(error, Image.DecompressionBombError):
         return f"{error} data.max_pixels = {MAX_PIXELS}: raise it if it is none"
     if isinstance(error, UnidentifiedImageError):
-        is_heif = content[4:12] in (b"ftypheic", b"ftypheix", b"ftypmif1")
-        return f"a HEIF image, {NEEDS_HEIF}" if is_heif else _of_tiff(content) or "not an image"
+        if content[4:12] in (b"ftypheic", b"ftypheix", b"ftypmif1"):
+            return f"a HEIF image, {needs_plugin('HEIF')}"
+        if dicom.is_dicom(content):
+            return f"a DICOM image, {needs_plugin('DICOM')}"
+        return _of_tiff(content) or "not an image"
     return f"{type(error).__name__}: {error}"
 
 

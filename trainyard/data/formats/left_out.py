@@ -19,16 +19,22 @@ FEATURES = "arrays in folders of other images"
 MASKS = "masks beside their images"
 DOTTED = "samples with a dot in their names, since a key ends at the first one: rename them"
 
-HEIF_SUFFIXES = (".heic", ".heif")
+PLUGINS = {"HEIF": ("pillow-heif", (".heic", ".heif")), "DICOM": ("pydicom", (".dcm", ".dicom"))}
+"""The package that reads each format which Pillow does not, and the endings, in lower case."""
 _LONGEST = 8  # characters of an ending, the dot included
-NEEDS_HEIF = "which `pip install pillow-heif` makes readable"
+
+
+def needs_plugin(kind: str) -> str:
+    """What makes a format of PLUGINS readable."""
+    return f"which `pip install {PLUGINS[kind][0]}` makes readable"
 
 
 def ending(name: str) -> str:
     """The kind of a file whose ending no reader knows: "files ending in .txt"."""
     suffix = os.path.splitext(name)[1].lower()
-    if suffix in HEIF_SUFFIXES:
-        return f"files ending in {suffix}, {NEEDS_HEIF}"
+    for kind, (_, suffixes) in PLUGINS.items():
+        if suffix in suffixes:
+            return f"files ending in {suffix}, {needs_plugin(kind)}"
     if not suffix:
         return "files without an ending"
     # Numbers and hashes after a dot are no endings: each would be a kind of its own.
@@ -36,7 +42,9 @@ def ending(name: str) -> str:
     return f"files ending in {suffix}" if is_kind else "files with other endings"
 
 
-HEIF_KINDS = tuple(ending(f"x{suffix}") for suffix in HEIF_SUFFIXES)
+def kinds_of(kind: str) -> list[str]:
+    """The kinds of files of a format of PLUGINS that is not read."""
+    return [ending(f"x{suffix}") for suffix in PLUGINS[kind][1]]
 
 
 class LeftOut:

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from trainyard.data.formats.left_out import BESIDE, HEIF_SUFFIXES, HIDDEN, LeftOut, ending
+from trainyard.data.formats.left_out import BESIDE, HIDDEN, PLUGINS, LeftOut, ending
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.source import is_remote
 
@@ -28,8 +28,9 @@ IMAGE_FORMATS = {
     "JPEG2000": (".jp2", ".j2k"),
 }
 """The endings of each format that is read, in lower case; the names are Pillow's."""
-if find_spec("pillow_heif"):
-    IMAGE_FORMATS["HEIF"] = HEIF_SUFFIXES
+for _kind, (_package, _suffixes) in PLUGINS.items():
+    if find_spec(_package.replace("-", "_")):
+        IMAGE_FORMATS[_kind] = _suffixes
 IMAGE_SUFFIXES = frozenset(chain(*IMAGE_FORMATS.values()))
 ARRAY_SUFFIX = ".npy"
 """The suffix of an array, which is a multispectral image unless it accompanies another image."""

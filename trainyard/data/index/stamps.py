@@ -23,7 +23,7 @@ from stat import S_ISDIR, S_ISREG
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data.formats.left_out import HEIF_KINDS
+from trainyard.data.formats.left_out import PLUGINS, kinds_of
 from trainyard.data.formats.scan import IMAGE_FORMATS
 from trainyard.data.index.table import Index, StringColumn
 from trainyard.data.storage.ahead import look_at
@@ -69,7 +69,8 @@ def is_stale(index: Index, *, patience_s: float = 5) -> bool:
     they take longer than `patience_s`, as on a slow file server, only some are compared: the reader
     needs no size, so another one that has changed is read as it is.
     """
-    if "HEIF" in IMAGE_FORMATS and not index.left_out.kinds.keys().isdisjoint(HEIF_KINDS):
+    left_out = index.left_out.kinds.keys()
+    if any(not left_out.isdisjoint(kinds_of(kind)) for kind in PLUGINS if kind in IMAGE_FORMATS):
         return True  # the plug-in has been installed since
     saved = dict(index.stamps)
     images = saved.pop(IMAGES, None)

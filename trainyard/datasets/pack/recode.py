@@ -8,6 +8,7 @@ from PIL import Image
 
 from trainyard.data.decode.array_file import MAGIC
 from trainyard.data.decode.decode import image_orientation, reference_image
+from trainyard.data.decode.dicom import is_dicom
 from trainyard.data.decode.orientation import TAG
 from trainyard.data.formats.scan import ARRAY_SUFFIX, IMAGE_FORMATS
 from trainyard.errors import DataError
@@ -21,6 +22,8 @@ _START = {
     b"BM": "BMP",
     b"II*\0": "TIFF",
     b"MM\0*": "TIFF",
+    b"II+\0": "TIFF",
+    b"MM\0+": "TIFF",
     b"P5": "PGM",
     b"P6": "PPM",
     b"\0\0\0\x0cjP  ": "JPEG2000",
@@ -122,6 +125,8 @@ def _kind(image: bytes) -> str:
         return "WEBP"
     if image[4:8] == b"ftyp":
         return "AVIF" if b"avif" in image[8:32] else "HEIF" if image[8:12] in _HEIF else ""
+    if is_dicom(image):
+        return "DICOM"
     return next((kind for start, kind in _START.items() if image.startswith(start)), "")
 
 
