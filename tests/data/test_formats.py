@@ -198,6 +198,8 @@ def test_every_ending_of_the_table_is_read_where_it_lies(tmp_path: Path) -> None
     """Pillow decodes GIF and AVIF, and folders, tars and predictions passed them over."""
     picture, files = Image.new("RGB", (20, 10), (200, 30, 30)), {}
     for kind, endings in IMAGE_FORMATS.items():
+        if kind == "DICOM":  # which Pillow does not write: test_dicom.py
+            continue
         content = encode(picture.convert("1") if kind == "PPM" else picture, kind)
         assert whole_image(content).size == picture.size
         for suffix in endings:

@@ -69,7 +69,7 @@ def laid(opacity: float, truth: Pixels = RGB) -> Pixels:
 
 def hidden(levels_HW: NDArray[Any], key: int, truth: Pixels) -> Pixels:
     """The picture with the background where a level is transparent."""
-    return np.where((levels_HW == key)[..., None], np.uint8(BACKGROUND), truth)
+    return np.where((levels_HW == key)[..., None], np.array(BACKGROUND, np.uint8), truth)
 
 
 # --- JPEG ---
@@ -234,6 +234,7 @@ PNGS: dict[str, Kind] = {
 LAB = ImageCms.profileToProfile(
     PICTURE, ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB"), outputMode="LAB"
 )
+assert LAB is not None
 ONE_BIT = PICTURE.convert("1")
 IN_RANGE: dict[str, tuple[NDArray[Any], Range]] = {
     "12 bits in 16": ((DEEP_GREY // 257 * 16), (0, 4080)),
@@ -329,7 +330,13 @@ OTHERS: dict[str, Kind] = {
         encode(PALETTE, "GIF", transparency=3), hidden(np.asarray(PALETTE), 3, rgb_of(PALETTE))
     ),
     "GIF of frames": Kind(
-        encode(PALETTE, "GIF", save_all=True, append_images=[PALETTE.transpose(1)]), rgb_of(PALETTE)
+        encode(
+            PALETTE,
+            "GIF",
+            save_all=True,
+            append_images=[PALETTE.transpose(Image.Transpose.ROTATE_180)],
+        ),
+        rgb_of(PALETTE),
     ),
     "WebP without loss": Kind(encode(PICTURE, "WEBP", lossless=True)),
     "WebP with loss": Kind(encode(PICTURE, "WEBP", quality=95), most=12),
@@ -377,9 +384,9 @@ BAD: dict[str, tuple[bytes, str]] = {
     "a BMP that is cut": (cut("BMP"), TRUNCATED),
     "13 bands": (
         tiff(np.zeros((8, 8, 13), np.uint8), "minisblack", planarconfig="contig"),
-        "13 bands",
+        "13 channels",
     ),
-    "doubles": (tiff(GREY.astype(np.float64)), "a TIFF of 64 bits"),
+    "doubles": (tiff(GREY.astype(np.float64)), "an array of float64: set data.range"),
     "planes of 16 bits": (
         tiff(DEEP.transpose(2, 0, 1), "rgb", planarconfig="separate"),
         "a TIFF in RGB .* store it as a PNG",
@@ -473,8 +480,7 @@ def test_a_loader_gives_each_picture_and_leaves_out_the_bad_ones(files: dict[str
         for batch in loader:
             for position, sample in enumerate(batch.ids.tolist()):
                 pixels_HWC = batch.images_BHWC[position].copy()
-                path = index.locate(sample)[0]
-                found[path] = pixels_HWC, float(batch.weights[position])
+                found[index.locate(sample)[0]] = pixels_HWC, float(batch.weights[position])
     assert found.keys() == {str(path) for path in files.values()}
     for name, path in files.items():
         pixels_HWC, weight = found[str(path)]
@@ -488,22 +494,20 @@ def test_predictions_see_the_picture_of_each_kind(files: dict[str, Path], averag
     size = {"data.eval_size": str([*SIZE]), "data.fit": "squash", "data.crop_pct": "1"}
     classifier = load(averaged, overrides=size | {"data.range": str([*WHOLE])})
     mean, std = (np.array(of) for of in (classifier.config.data.mean, classifier.config.data.std))
-    for name, (_, truth, most, _) in OF_ONE_RANGE.items():
-        for given in (files[name], Image.open(files[name])):
+    for name, (content, truth, most, _) in OF_ONE_RANGE.items():
+        for given in (files[name], Image.open(io.BytesIO(content))):
             image_BCHW = classifier.preprocess([given]).cpu().numpy()
             pixels_HWC = np.rint(255 * (image_BCHW[0].transpose(1, 2, 0) * std + mean))
             assert difference(pixels_HWC, truth) <= most + 1, name
 
 
-def test_the_code_of_a_card_sees_the_picture_of_each_kind(
-    files: dict[str, Path], averaged: Path
-) -> None:
+def test_the_code_of_a_card_sees_the_picture_of_each_kind(averaged: Path) -> None:
     about = describe(load(averaged))
     text = card(about, "onnx-photograph", "m.onnx", Difference(0, 0, 0))
     code = text[text.index("image = Image.open(") : text.index("probabilities, names =")]
     for name, kind in OF_ONE_RANGE.items():
-        known: dict[str, Any] = {"np": np, "Image": Image}
-        exec(code.replace('"image.png"', repr(str(files[name]))), known)
+        known: dict[str, Any] = {"np": np, "Image": Image, "file": io.BytesIO(kind.content)}
+        exec(code.replace('"image.png"', "file"), known)
         assert (difference(known["photograph"], kind.truth) <= kind.most + 1) == (
             name not in NOT_ON_CARDS
         ), name
