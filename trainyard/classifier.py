@@ -384,12 +384,12 @@ def _listed(images: Picture | Iterable[Picture]) -> list[Picture]:
 def _content(image: Picture, number: int, data: DataConfig) -> bytes:
     """The encoded image; a Pillow image is turned here, as its EXIF is not encoded."""
     if isinstance(image, np.ndarray):
-        image = _of_array(image, number, data.channels)
+        image = array_file(image) if data.bands else _of_array(image, number, data.channels)
     if isinstance(image, bytes):
         return image
     if isinstance(image, Image.Image):
         turn = orientation_of(image) if data.exif else 1
-        if data.channels == len(image.getbands()) not in (1, 3):
+        if data.bands or data.channels == len(image.getbands()) not in (1, 3):
             return array_file(np.asarray(upright(image, turn)))
         file = io.BytesIO()
         try:

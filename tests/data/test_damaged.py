@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 import struct
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -294,7 +295,9 @@ def test_verify_tells_it_without_decoding_all(
 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize(("bands", "bits"), [(13, 16), (5, 8)])
-def test_a_tiff_of_many_bands_is_named(order: str, bands: int, bits: int) -> None:
+def test_a_tiff_of_many_bands_is_named(
+    order: str, bands: int, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pillow does not open it, and writes a line for each to a logger without a handler."""
     size = 4 * bands * bits // 8
     tags = {256: 2, 257: 2, 258: bits, 259: 1, 262: 1, 273: 8, 277: bands, 278: 2, 279: size}
@@ -303,5 +306,8 @@ def test_a_tiff_of_many_bands_is_named(order: str, bands: int, bits: int) -> Non
     content = head + bytes(size) + struct.pack(f"{order}H", len(tags)) + b"".join(rows) + bytes(4)
     out = np.empty((1, 2, 2, 3), np.uint8)
     (reason,) = decode_batch([content], CentralCrop(2, 1.0), out, "bilinear").values()
-    assert f"{bands} bands of {bits} bits" in reason
+    assert f"{bands} channels" in reason
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    (reason,) = decode_batch([content], CentralCrop(2, 1.0), out, "bilinear").values()
+    assert f"{bands} bands of {bits} bits" in reason and "[tiff]" in reason
     assert logging.getLogger("PIL").handlers

@@ -15,7 +15,14 @@ from pydantic import (
 )
 
 from trainyard.data.decode.crops import CentralCrop, Fit, FittedCrop, Interpolation, Pixel
-from trainyard.data.decode.rendering import BACKGROUND, MAX_PIXELS, Range, Rendering
+from trainyard.data.decode.rendering import (
+    BACKGROUND,
+    MAX_PIXELS,
+    Range,
+    Ranges,
+    Rendering,
+    by_channel,
+)
 from trainyard.data.index.fold import read_fold
 from trainyard.data.storage.location import take_secrets
 from trainyard.errors import RecipeError
@@ -98,8 +105,12 @@ class DataConfig(Section):
     another `fit`."""
     channels: int = Field(3, ge=1)
     """Channels of an image. 3: RGB. 1: luminance, the Y of a JPEG. Other numbers: multispectral
-    images as .npy files, uint8[height, width, channels], or of two or four channels as PNG or TIFF;
-    images with another number are bad samples."""
+    images as .npy files, [height, width, channels], as TIFFs (extra tiff), or of two or four
+    channels as PNG; images with another number are bad samples."""
+    bands: Annotated[tuple[Pixels, ...], Field(min_length=1)] | None = None
+    """Bands of a TIFF or a .npy array that are the channels, counted from 1, such as [4, 3, 2]; by
+    default all in their order. With it, TIFFs are read by tifffile, and other images are bad
+    samples."""
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     """Mean of each channel, on a scale of 0 to 1; by default ImageNet's, for one channel the mean
     of these, and 0.5 for multispectral images. Initial weights bring theirs, here and in `std`,
@@ -113,11 +124,12 @@ class DataConfig(Section):
     """true: turns each image upright, by the orientation that its camera noted in EXIF, as Pillow's
     `exif_transpose` does. Photographs of phones need it. torchvision's ImageFolder and timm ignore
     the orientation, so published accuracies are without it."""
-    range: Literal["auto"] | Range | None = None
-    """The values that become 0 and 255 in images of more than 8 bits a channel, such as [0, 4095];
-    linear between them, clipped beyond, halves to the even number. auto: percentiles 0.1 and 99.9
-    of a seeded sample of the training images, measured once and kept in the run's recipe, or those
-    that initial weights bring. Images of 8 bits are not changed."""
+    range: Literal["auto"] | Range | Ranges | None = None
+    """The values that become 0 and 255 in images of more than 8 bits a channel, such as [0, 4095],
+    or for each channel of arrays; linear between them, clipped beyond, halves to the even number.
+    auto: percentiles 0.1 and 99.9 of a seeded sample of the training images, or of each channel of
+    multispectral ones, measured once and kept in the run's recipe, or those that initial weights
+    bring. Images of 8 bits are not changed."""
     background: tuple[Byte, Byte, Byte] = BACKGROUND
     """Colour behind transparent pixels, red, green and blue from 0 to 255; ImageNet's mean by
     default. Initial weights bring theirs."""
@@ -138,9 +150,13 @@ class DataConfig(Section):
 
     @field_validator("range")
     @classmethod
-    def _is_ascending(cls, values: Any) -> Any:
-        if isinstance(values, tuple) and not values[0] < values[1]:
-            raise ValueError("write the lower value first: [0, 4095], say")
+    def _is_ascending(cls, values: Any, others: ValidationInfo) -> Any:
+        if isinstance(values, tuple):
+            ranges = by_channel(values)
+            if any(not low < high for low, high in ranges or (values,)):
+                raise ValueError("write the lower value first: [0, 4095], say")
+            if ranges and len(ranges) != others.data.get("channels"):
+                raise ValueError("write one range, or one for each channel")
         return values
 
     @property
@@ -151,7 +167,17 @@ class DataConfig(Section):
                 "recipe.range-not-measured",
                 "data.range = 'auto' is measured by training alone: give two values",
             )
-        return Rendering(self.exif, self.range, self.background, self.max_pixels)
+        bands = self.bands or ()
+        return Rendering(self.exif, self.range, self.background, self.max_pixels, bands)
+
+    @field_validator("bands")
+    @classmethod
+    def _is_a_band_per_channel(
+        cls, bands: tuple[int, ...] | None, others: ValidationInfo
+    ) -> tuple[int, ...] | None:
+        if bands is not None and len(bands) != (channels := others.data.get("channels")):
+            raise ValueError(f"write one band for each channel, as data.channels = {channels}")
+        return bands
 
     @field_validator("val_fold")
     @classmethod
@@ -226,6 +252,8 @@ class DataConfig(Section):
             yield RecipeError("recipe.needs-rgb", setting=decode, channels=self.channels)
         if self.fit == "pad":
             yield from refused({decode: self.decode == "gpu"}, "data.fit = 'pad'")
+        if self.bands:
+            yield from refused({decode: self.decode == "gpu"}, "data.bands")
 
     def _conflicts_of_join(self, recipe: Any) -> Iterator[RecipeError]:
         average, length, schedule = recipe.average, recipe.run.length, recipe.schedule

@@ -10,7 +10,7 @@ from torch import nn
 from trainyard.classifier import Classifier
 from trainyard.config import RunConfig
 from trainyard.data.decode.crops import Fit
-from trainyard.data.decode.rendering import Colour, Range
+from trainyard.data.decode.rendering import Colour, Range, Ranges
 from trainyard.data.open_datasets import Source, source_of
 from trainyard.data.storage.credentials import PIPE, without_secrets
 from trainyard.data.storage.location import split_of
@@ -47,8 +47,10 @@ class Description:
     interpolation: str
     exif: bool
     """True if images are turned upright by their EXIF first."""
-    range: Range | None
+    range: Range | Ranges | None
     """The values of images of more than 8 bits that are 0 and 255; None for the upper 8 bits."""
+    bands: tuple[int, ...]
+    """The bands of a file that are its channels, from 1; none for all."""
     background: Colour
     """What transparent pixels show."""
     mean: tuple[float, ...]
@@ -118,6 +120,7 @@ class Description:
             "crop_pct": self.crop_pct,
             "exif": self.exif,
             **({"range": self.range} if self.range else {}),
+            **({"bands": self.bands} if self.bands else {}),
             "background": self.background,
             "step": self.step,
             "weights": self.weights,
@@ -142,6 +145,7 @@ def describe(classifier: Classifier, license: str | None = None) -> Description:
         interpolation=config.data.interpolation,
         exif=config.data.exif,
         range=config.data.rendering.range,
+        bands=config.data.rendering.bands,
         background=config.data.background,
         mean=config.data.mean,
         std=config.data.std,

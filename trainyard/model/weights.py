@@ -52,7 +52,7 @@ class LoadedWeights:
 
 def pixels_in(values: Mapping[str, Any]) -> Pixels:
     """The preparation of images in a configuration of timm, a file's header or a [data] section."""
-    keys = ("mean", "std", "interpolation", "crop_pct", "fit", "range", "background")
+    keys = ("mean", "std", "interpolation", "crop_pct", "fit", "range", "background", "bands")
     known = {key: values[key] for key in keys if values.get(key) is not None}
     fits = [fit for fit, mode in CROP_MODES.items() if mode == values.get("crop_mode")]
     return known | ({"fit": fits[0]} if fits else {})

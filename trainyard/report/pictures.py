@@ -102,10 +102,14 @@ def open_album(run: Run) -> Album:
     return Album(index, rendering=rendering_of(run))
 
 
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
+
+
 def rendering_of(run: Run) -> Rendering:
     """How a run reads the pixels of images."""
     values: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value
+        key: _as_tuple(value)
         for key in Rendering._fields
         if (value := run.recipe.get(f"data.{key}")) is not None
     }

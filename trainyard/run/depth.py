@@ -14,7 +14,10 @@ def measure(config: RunConfig, data: Datasets, world: World, *, is_new: bool) ->
     found, limits = None, config.data.range
     with together(world):
         if world.is_first and (limits == "auto" or (limits is None and is_new)):
-            found = measured(data.train if isinstance(data.train, Index) else data.val)
+            bands = config.data.bands or ()
+            by_channel = bool(bands) or config.data.channels not in (1, 3)
+            index = data.train if isinstance(data.train, Index) else data.val
+            found = measured(index, bands=bands, by_channel=by_channel)
     return broadcast(world, found)
 
 

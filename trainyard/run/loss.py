@@ -181,7 +181,8 @@ def _of_run(config: RunConfig, location: str, classes: Sequence[str]) -> tuple[n
                 wanted=ours,
             )
     data = recipe.data
-    theirs = {key: getattr(data, key) for key in ("channels", "range", "background", "mean", "std")}
+    keys = ("channels", "bands", "range", "background", "mean", "std")
+    theirs = {key: getattr(data, key) for key in keys}
     _check_pixels(config, location, **theirs)
     weights = choose_weights(path, progress, True if checkpoint.averages(path) else None)
     model = trained_model(recipe, path, len(known), weights)

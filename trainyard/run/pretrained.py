@@ -81,7 +81,7 @@ def with_pixels(config: RunConfig, initial: InitialWeights) -> RunConfig:
         for key, value in pixels.items()
         if key not in known
         and not (key == "crop_pct" and has_other_fit and "fit" in known)
-        and not (key in ("mean", "std") and len(value) != config.data.channels)
+        and not (key in ("mean", "std", "bands") and len(value) != config.data.channels)
     }
     try:
         return override(config, brought)

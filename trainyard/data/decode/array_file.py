@@ -1,6 +1,6 @@
-"""Multispectral images as NumPy saves them: a .npy file of numbers[height, width, channels].
+"""Multispectral images: .npy files of numbers[height, width, channels], and TIFFs of many bands.
 
-Pickled objects are never loaded, and the pixels are a view of the file's bytes.
+Pickled objects are never loaded, and the pixels of a .npy file are a view of its bytes.
 """
 
 import io
@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.data.decode.tiff_file import is_picture, is_tiff, tiff_pixels, tiff_shape
+
 MAGIC = b"\x93NUMPY"
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -16,18 +18,27 @@ _HEADERS = {
 }
 
 
-def is_array(content: bytes) -> bool:
-    """True if bytes begin like a .npy file."""
-    return content.startswith(MAGIC)
+def is_array(content: bytes, *, bands: bool = False) -> bool:
+    """True for a .npy file, and for a TIFF that Pillow does not open; with `bands` for any TIFF."""
+    if not is_tiff(content):
+        return content.startswith(MAGIC)
+    return bands or not is_picture(content)
 
 
 def array_shape(content: bytes) -> tuple[int, int, int]:
-    """Height, width and channels of an array; [height, width] has one. ValueError if no image."""
+    """Height, width and channels of an array; [height, width] has one.
+
+    ValueError if it is no image; almost any error for a damaged TIFF, and without tifffile.
+    """
+    if is_tiff(content):
+        return tiff_shape(content)
     return _header(content)[0]
 
 
 def pixels_of_array(content: bytes) -> NDArray[Any]:
-    """The pixels, [height, width, channels], read-only. ValueError if it is no image."""
+    """The pixels, [height, width, channels], read-only; errors as of array_shape."""
+    if is_tiff(content):
+        return tiff_pixels(content)
     shape, is_fortran, dtype, start = _header(content)
     count = shape[0] * shape[1] * shape[2]
     size = count * dtype.itemsize

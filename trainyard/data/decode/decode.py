@@ -14,7 +14,7 @@ import io
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
-from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from trainyard.data._native import core
 from trainyard.data.decode import dicom
@@ -55,7 +54,9 @@ from trainyard.data.decode.rendering import (
     MAX_PIXELS,
     PLAIN,
     Range,
+    Ranges,
     Rendering,
+    by_channel,
     deep_values,
     has_upper_bits,
     is_deep,
@@ -86,7 +87,6 @@ if "DICOM" in IMAGE_FORMATS:
 
 _OF_PICTURES = (1, 3)  # channels
 _WHOLE = (0, 65535)  # the range of 16 bits
-_BANDS, _BITS = 277, 258  # tags of a TIFF
 
 _KnownCrops = RandomCropParameters | CentralCrop
 """Crops that the extension makes by itself, once it has read the header of an image."""
@@ -113,7 +113,7 @@ def decode_batch(
     `decoder`, see `own_decoder`, Pillow decodes all images. DataError for packed
     coefficients without the extension.
     """
-    are_pictures = out_BHWC.shape[3] in _OF_PICTURES
+    are_pictures = out_BHWC.shape[3] in _OF_PICTURES and not rendering.bands
     is_sized = rendering.exif or rendering.max_pixels < MAX_PIXELS  # the extension's own limit
     if decoder is None or is_sized or not are_pictures or not isinstance(crop, _KnownCrops):
         return _decode_sized(
@@ -150,7 +150,7 @@ def _decode_sized(
     """`decode_batch` in steps: the sizes, and orientations, of all images, then their boxes."""
     contents, unreadable = contents_of(images)
     stored, shape, limit = in_memory(contents), out_BHWC.shape[1:], rendering.max_pixels
-    decoder = decoder if shape[2] in _OF_PICTURES else None
+    decoder = decoder if shape[2] in _OF_PICTURES and not rendering.bands else None
     sizes, status = native_sizes(stored, decoder, limit)
     orientations = native_orientations(contents, status) if rendering.exif else None
     bad = _pillow_sizes(contents, sizes, status, orientations, limit=limit) | unreadable
@@ -343,9 +343,11 @@ def reference_image(content: bytes, channels: int = 3, rendering: Rendering = PL
     `channels`: 3 for RGB, or 1 for luminance.
     """
     with _blamed(content):
-        if is_array(content) and array_shape(content)[2] not in _OF_PICTURES:
-            raise _unlike(array_shape(content)[2], channels)
-        image = open_lazily(content, rendering.range)
+        if is_array(content, bands=bool(rendering.bands)):
+            count = len(rendering.bands) or array_shape(content)[2]
+            if count not in _OF_PICTURES:
+                raise _unlike(count, channels)
+        image = open_lazily(content, rendering)
         if channels == 3:
             return as_rgb(image, rendering)
         image.draft("L", image.size)  # of a JPEG the Y, without a way through RGB
@@ -379,12 +381,12 @@ def has_alpha(image: Image.Image) -> bool:
 
 def _channel_images(content: bytes, channels: int, rendering: Rendering) -> list[Image.Image]:
     with _blamed(content):
-        if is_array(content):
-            pixels_HWC = _array_in_8_bits(content, rendering.range)
+        if is_array(content, bands=bool(rendering.bands)):
+            pixels_HWC = _array_in_8_bits(content, rendering)
             if pixels_HWC.shape[2] != channels:
                 raise _unlike(pixels_HWC.shape[2], channels)
             return [Image.fromarray(pixels_HWC[..., each]) for each in range(channels)]
-        image = in_8_bits(open_lazily(content), rendering.range)
+        image = in_8_bits(open_lazily(content, rendering), rendering.range)
         if len(image.getbands()) != channels:
             raise _unlike(len(image.getbands()), channels)
         return list(image.split())
@@ -407,7 +409,7 @@ def _blamed(content: bytes) -> Iterator[None]:
         raise BadImageError(_reason(content, error)) from None
 
 
-def in_8_bits(image: Image.Image, limits: Range | None) -> Image.Image:
+def in_8_bits(image: Image.Image, limits: Range | Ranges | None) -> Image.Image:
     """An opened image, with its values mapped from `limits` if it has more than 8 bits a channel.
 
     Without limits it is not changed, unless the upper 8 bits alone do not tell what is transparent.
@@ -420,6 +422,8 @@ def in_8_bits(image: Image.Image, limits: Range | None) -> Image.Image:
             return image
         limits = _WHOLE
     deep = deep_values(image)
+    if limits is not None and by_channel(limits):
+        raise BadImageError("no array, whose channels the ranges of data.range are of")
     if limits is None or deep is None:
         how = "set data.range" if deep else "Pillow does not tell them, store it as a PNG"
         raise BadImageError(
@@ -469,7 +473,7 @@ def whole_image(content: bytes, rendering: Rendering = PLAIN) -> Image.Image:
     Of a multispectral image the first three channels; of two the first one.
     """
     with _blamed(content):
-        image = open_lazily(content, rendering.range)
+        image = open_lazily(content, rendering)
         _check_size(*image.size, rendering.max_pixels)
         image = as_rgb(image, rendering)
     return upright(image, image_orientation(content)) if rendering.exif else image
@@ -483,25 +487,32 @@ def _check_size(width: int, height: int, limit: int) -> None:
         )
 
 
-def open_lazily(content: bytes, limits: Range | None = None) -> Image.Image:
+def open_lazily(content: bytes, rendering: Rendering = PLAIN) -> Image.Image:
     """The image with only its header read; raises almost any error if damaged.
 
-    Of an array, mapped from `limits`, the first three channels, or the first one, as `whole_image`
-    shows it.
+    Of an array, in 8 bits, the first three channels, or the first one, as `whole_image` shows it.
+    BadImageError for bands of another image.
     """
-    if content.startswith(PACKED_MAGIC):
-        return _unpacked(content)
-    if is_array(content):
-        pixels_HWC = _array_in_8_bits(content, limits)
+    has_bands = bool(rendering.bands)
+    if is_array(content, bands=has_bands):
+        pixels_HWC = _array_in_8_bits(content, rendering)
         shown_HWC = pixels_HWC[..., :3] if pixels_HWC.shape[2] >= 3 else pixels_HWC[..., 0]
         return Image.fromarray(np.ascontiguousarray(shown_HWC))
+    if has_bands:
+        raise BadImageError("no TIFF and no .npy array, whose channels data.bands names")
+    if content.startswith(PACKED_MAGIC):
+        return _unpacked(content)
     # Only known formats: Pillow would hand an EPS to Ghostscript to run.
     return Image.open(io.BytesIO(content), formats=list(IMAGE_FORMATS))
 
 
-def _array_in_8_bits(content: bytes, limits: Range | None) -> NDArray[np.uint8]:
-    """uint8[height, width, channels]; BadImageError for other numbers without limits."""
-    pixels_HWC = pixels_of_array(content)
+def _array_in_8_bits(content: bytes, rendering: Rendering) -> NDArray[np.uint8]:
+    """uint8[height, width, channels]; BadImageError for other numbers without a range."""
+    pixels_HWC, limits = pixels_of_array(content), rendering.range
+    if max(rendering.bands, default=0) > (count := pixels_HWC.shape[2]):
+        raise BadImageError(f"it has {count} channels, and data.bands = {[*rendering.bands]}")
+    if rendering.bands:
+        pixels_HWC = pixels_HWC[..., np.array(rendering.bands) - 1]
     if pixels_HWC.dtype == np.uint8:
         return pixels_HWC
     if limits is None:
@@ -574,24 +585,5 @@ def _reason(content: bytes, error: Exception) -> str:
             return f"a HEIF image, {needs_plugin('HEIF')}"
         if dicom.is_dicom(content):
             return f"a DICOM image, {needs_plugin('DICOM')}"
-        return _of_tiff(content) or "not an image"
+        return "not an image"
     return f"{type(error).__name__}: {error}"
-
-
-def _of_tiff(content: bytes) -> str | None:
-    """What Pillow does not open in a TIFF; None if it is none."""
-    if content[:4] not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
-        return None
-    file = io.BytesIO(content)
-    with suppress(Exception):  # its tags are damaged
-        tags = ImageFileDirectory_v2(file.read(16 if b"+" in content[:4] else 8))
-        file.seek(tags.next)
-        tags.load(file)
-        bands, bits = tags.get(_BANDS, 1), "/".join(map(str, sorted({*tags.get(_BITS, (1,))})))
-        if bands > 1:
-            return (
-                f"a TIFF of {bands} bands of {bits} bits, which is read as an array: "
-                f"numpy.save to .npy as [height, width, {bands}], data.channels = {bands}"
-            )
-        return f"a TIFF of {bits} bits that Pillow does not open: store it in 8 or 16 bits"
-    return None

@@ -16,7 +16,14 @@ from PIL import Image, ImageCms
 
 from trainyard.data.decode.array_file import is_array, pixels_of_array
 from trainyard.data.decode.decode import as_rgb, has_alpha, open_lazily
-from trainyard.data.decode.rendering import MAX_PIXELS, Range, deep_values, is_deep, written
+from trainyard.data.decode.rendering import (
+    MAX_PIXELS,
+    Range,
+    Ranges,
+    deep_values,
+    is_deep,
+    written,
+)
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader, read_ahead
 from trainyard.data.sampler.plan import Ids
@@ -69,8 +76,8 @@ class Measured(NamedTuple):
     location: str
     num_deep: int
     num_looks: int
-    limits: Range
-    """Percentiles 0.1 and 99.9 of their values."""
+    limits: Range | Ranges
+    """Percentiles 0.1 and 99.9 of their values, or of each channel's."""
 
     def __str__(self) -> str:
         share = _PERCENTILES[1] - _PERCENTILES[0]
@@ -80,8 +87,13 @@ class Measured(NamedTuple):
         )
 
 
-def measured(index: Index) -> Measured | None:
-    """The range of a seeded sample; None if none of its first images is deep."""
+def measured(
+    index: Index, *, bands: tuple[int, ...] = (), by_channel: bool = False
+) -> Measured | None:
+    """The range of a seeded sample, or that of each channel of arrays, of `bands` if not empty.
+
+    None if none of the first images is deep.
+    """
     count = min(len(index), _NUM_MEASURED)
     ids = np.random.default_rng(0).choice(len(index), count, replace=False)
     found, num_looks = list[NDArray[Any]](), 0
@@ -91,26 +103,35 @@ def measured(index: Index) -> Measured | None:
         with suppress(DataError):  # training reports it
             for content in read_ahead(Reader(index), np.sort(some)):
                 num_looks += 1
-                if isinstance(content, bytes) and (values := _deep_values(content)) is not None:
-                    found.append(_sampled(values))
+                if (
+                    isinstance(content, bytes)
+                    and (values := _deep_values(content, bands)) is not None
+                ):
+                    found.append(_sampled(values, values.shape[-1] if by_channel else 1))
     if not found:
         return None
-    low, high = np.percentile(np.concatenate(found), _PERCENTILES).tolist()
-    if not low < high:
+    alike = [values for values in found if values.shape[1] == found[0].shape[1]]
+    lows, highs = np.nanpercentile(np.concatenate(alike), _PERCENTILES, axis=0).tolist()
+    if lows == highs:
         raise DataError(
             "data.range-empty",
             "{location}: images of more than 8 bits whose values are all {value}: set data.range",
             location=index.root,
-            value=low,
+            value=lows[0],
         )
-    return Measured(index.root, len(found), num_looks, (float(f"{low:.6g}"), float(f"{high:.6g}")))
+    limits = tuple(
+        (float(f"{low:.6g}"), float(f"{high if low < high else low + 1:.6g}"))
+        for low, high in zip(lows, highs, strict=True)
+    )
+    return Measured(index.root, len(found), num_looks, limits if by_channel else limits[0])
 
 
-def _deep_values(content: bytes) -> NDArray[Any] | None:
+def _deep_values(content: bytes, bands: tuple[int, ...]) -> NDArray[Any] | None:
     """The values of an image of more than 8 bits a channel; None for another one."""
     with suppress(Exception):  # training reports it
-        if is_array(content):
+        if is_array(content, bands=bool(bands)):
             pixels = pixels_of_array(content)
+            pixels = pixels[..., np.array(bands) - 1] if bands else pixels
             return None if pixels.dtype == np.uint8 else pixels
         image = open_lazily(content)
         deep = deep_values(image) if is_deep(image) else None
@@ -118,12 +139,12 @@ def _deep_values(content: bytes) -> NDArray[Any] | None:
     return None
 
 
-def _sampled(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Finite values, of a seeded sample."""
-    flat = values.reshape(-1)
-    if flat.size > _NUM_VALUES:
-        flat = flat[np.random.default_rng(0).integers(0, flat.size, _NUM_VALUES)]
-    some: NDArray[np.float64] = flat[np.isfinite(flat)].astype(np.float64)
+def _sampled(values: NDArray[Any], channels: int) -> NDArray[np.float64]:
+    """float64[n, channels], a seeded sample; NaN for what is not finite."""
+    flat = values.reshape(-1, channels)
+    if len(flat) > _NUM_VALUES:
+        flat = flat[np.random.default_rng(0).integers(0, len(flat), _NUM_VALUES)]
+    some: NDArray[np.float64] = np.where(np.isfinite(flat), flat, np.nan).astype(np.float64)
     return some
 
 

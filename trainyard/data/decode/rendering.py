@@ -15,6 +15,8 @@ from PIL.ImageFile import ImageFile
 
 Range = tuple[float, float]
 """The values that become 0 and 255."""
+Ranges = tuple[Range, ...]
+"""Those of each channel."""
 Colour = tuple[int, int, int]
 BACKGROUND: Colour = (124, 116, 104)  # ImageNet's mean
 MAX_PIXELS = 178_956_970  # Pillow's own limit; larger images are taken for decompression bombs
@@ -32,31 +34,43 @@ class Rendering(NamedTuple):
     """As in DataConfig; plain data."""
 
     exif: bool = False
-    range: Range | None = None
+    range: Range | Ranges | None = None
     background: Colour = BACKGROUND
     max_pixels: int = MAX_PIXELS
+    bands: tuple[int, ...] = ()
 
 
 PLAIN = Rendering()
 
 
-def written(limits: Range) -> str:
-    """A range as in a recipe: "[0, 4095]"."""
-    return f"[{limits[0]:g}, {limits[1]:g}]"
+def by_channel(limits: Range | Ranges) -> Ranges:
+    """The ranges of each channel; none for one range of all."""
+    return tuple(one for one in limits if isinstance(one, tuple))
 
 
-def mapped(values: NDArray[Any], limits: Range) -> NDArray[np.uint8]:
+def written(limits: Range | Ranges) -> str:
+    """A range as in a recipe: "[0, 4095]", or "[[0, 4095], [0, 255]]"."""
+    each = (written(one) if isinstance(one, tuple) else f"{one:g}" for one in limits)
+    return f"[{', '.join(each)}]"
+
+
+def mapped(values: NDArray[Any], limits: Range | Ranges) -> NDArray[np.uint8]:
     """`values` of any shape from [low, high] to 0 to 255, linearly.
 
-    Values outside are clipped, halves go to the even number, and NaN is 0.
+    Values outside are clipped, halves go to the even number, and NaN is 0. Ranges are those of the
+    last axis; ValueError for another number of them.
     """
+    if ranges := by_channel(limits):
+        parts = zip(np.moveaxis(values, -1, 0), ranges, strict=True)
+        return np.stack([mapped(part, one) for part, one in parts], axis=-1)
+    low, high = (one for one in limits if not isinstance(one, tuple))
     if values.dtype.kind == "u" and values.dtype.itemsize == 2:
-        found: NDArray[np.uint8] = _table(limits)[values]
+        found: NDArray[np.uint8] = _table((low, high))[values]
         return found
-    return _mapped(values, limits)
+    return _mapped(values, (low, high))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=32)
 def _table(limits: Range) -> NDArray[np.uint8]:
     return _mapped(np.arange(1 << 16), limits)
 
@@ -94,7 +108,8 @@ def _is_signed(image: Image.Image) -> bool:
 def has_upper_bits(image: Image.Image) -> bool:
     """False for a deep image of which Pillow gives no picture in 8 bits."""
     is_apart = _tag(image, _PLANES, 1) == _APART and image.mode in ("RGB", "RGBA")
-    return not (_is_signed(image) or (is_apart and image.tile and image.tile[0][0] == "raw"))
+    codecs = [tile[0] for tile in getattr(image, "tile", ())]
+    return not (_is_signed(image) or (is_apart and "raw" in codecs))
 
 
 def deep_values(image: Image.Image) -> tuple[NDArray[Any], NDArray[np.uint8] | None] | None:

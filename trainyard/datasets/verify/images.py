@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from trainyard.data.decode import lost
-from trainyard.data.decode.array_file import array_shape, is_array
+from trainyard.data.decode.array_file import MAGIC, array_shape, is_array
 from trainyard.data.decode.crops import Crops
 from trainyard.data.decode.decode import decode_batch, open_lazily
 from trainyard.data.decode.orientation import may_be_turned, orientation_of
@@ -218,11 +218,12 @@ def _pixel(content: bytes) -> NDArray[np.uint8]:
 def _describe(content: bytes, suffix: str) -> tuple[str, dict[str, str], int]:
     """File type and mode of an image that decodes, its oddities by code, and its orientation."""
     try:
-        with open_lazily(content, _ANY.range) as image:
+        with open_lazily(content, _ANY) as image:
             kind, mode, (width, height) = image.format or "pixels", image.mode, image.size
             orientation = orientation_of(image) if may_be_turned(content) else 1
         if is_array(content):
-            kind, mode = "NPY", f"{array_shape(content)[2]} channels"
+            kind = "NPY" if content.startswith(MAGIC) else "TIFF"
+            mode = f"{array_shape(content)[2]} channels"
     except Exception:  # libjpeg-turbo reads its header and Pillow does not
         return "JPEG of unknown mode", {"unopened": "a JPEG that Pillow does not open"}, 1
     odd = {}
