@@ -460,6 +460,7 @@ OTHER_VALUES = {
     "data.max_pixels": "1000000",
     "data.mean": "0.1,0.2,0.3",
     "data.std": "0.1,0.2,0.3",
+    "data.bands": "3,2,1",
     "augment.scale": "0.125,0.875",
     "augment.ratio": "0.125,0.875",
     "augment.randaugment": "rand-m9-mstd0.5-inc1",

@@ -588,6 +588,26 @@ def test_a_higher_limit_is_also_that_of_pillow(monkeypatch: pytest.MonkeyPatch) 
 
 
 @needs_extension
+@pytest.mark.slow
+def test_the_extension_decodes_a_jpeg_above_the_usual_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pillow takes 8 times its memory and 6 times its time for a photograph of 20,000 x 10,000."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
+    shade = Image.linear_gradient("L").resize((18_000, 10_000), Image.Resampling.NEAREST)
+    content, out = encode(shade, "JPEG"), np.empty((1, 32, 32, 3), np.uint8)
+    crop, decoder = CentralCrop(32, 1.0), own_decoder()
+    bad = decode_batch([content], crop, out, "bilinear", decoder=decoder)
+    assert "data.max_pixels" in bad[0]
+    monkeypatch.setattr(decode, "_images", None)  # what Pillow would decode
+    rendering = Rendering(max_pixels=180_000_000)
+    how = {"decoder": decoder, "rendering": rendering}
+    assert decode_batch([content], crop, out, "bilinear", **how) == {}
+    expected = np.linspace(0, 255, 65)[1::2].round()
+    assert np.abs(out[0, :, 16, 0] - expected).max() <= 1
+
+
+@needs_extension
 @pytest.mark.parametrize("bomb", [jpeg_of_size(65_000, 65_000), jpeg_of_size(0, 10)])
 def test_the_extension_refuses_what_the_libraries_refuse(bomb: bytes) -> None:
     out, other = np.full((2, 2, 8, 8, 3), 7, np.uint8)

@@ -114,7 +114,7 @@ def decode_batch(
     coefficients without the extension.
     """
     are_pictures = out_BHWC.shape[3] in _OF_PICTURES and not rendering.bands
-    is_sized = rendering.exif or rendering.max_pixels < MAX_PIXELS  # the extension's own limit
+    is_sized = rendering.exif or rendering.max_pixels != MAX_PIXELS  # the limit of its own crops
     if decoder is None or is_sized or not are_pictures or not isinstance(crop, _KnownCrops):
         return _decode_sized(
             images, crop, out_BHWC, interpolation, decoder=decoder, seek=seek, rendering=rendering

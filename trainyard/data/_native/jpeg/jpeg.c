@@ -6,9 +6,8 @@
 
 #include "jpeg/huffman.h"
 
-#define MAX_SIDE 65500         /* of libjpeg */
-#define LONGEST_TRAILER 4096   /* bytes behind the end marker, such as cameras and padding leave */
-#define MAX_PIXELS 178956970LL /* of Pillow's decompression bomb check, twice over */
+#define MAX_SIDE 65500       /* of libjpeg */
+#define LONGEST_TRAILER 4096 /* bytes behind the end marker, such as cameras and padding leave */
 
 enum {
     SOF0 = 0xC0,
@@ -119,8 +118,7 @@ static Status read_frame(JpegHeader *header, Markers *markers, Segment segment) 
         return DAMAGED;
     if (header->num_components != 1 && header->num_components != 3)
         return NOT_OURS;
-    if (header->height == 0 || header->width > MAX_SIDE || header->height > MAX_SIDE ||
-        (int64_t)header->width * header->height > MAX_PIXELS)
+    if (header->height == 0 || header->width > MAX_SIDE || header->height > MAX_SIDE)
         return NOT_OURS;
     for (int i = 0; i < header->num_components; i++) {
         Status status = read_component(header, markers, i, segment.at + 6 + 3 * i);
