@@ -500,7 +500,7 @@ def run(recipe: Recipe, output: Path) -> None:
         save_file({key: t.contiguous() for key, t in weights.items()}, output / "model.safetensors")
 
 
-if __name__ == "__main__":
+def main() -> None:
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     if "OMP_NUM_THREADS" not in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's 1
@@ -508,3 +508,7 @@ if __name__ == "__main__":
     if WORLD > 1:
         dist.init_process_group("gloo")
     run(read_recipe(Path(sys.argv[1])), Path(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

@@ -26,7 +26,8 @@ pytestmark = pytest.mark.slow
 
 FIRST_RUN = DOCS / "first-run.md"
 QUICK = ("--run.length", "2 steps", "--run.log_every", "1 steps", "--data.threads", "1")
-TESTED_ELSEWHERE = {DOCS / "library.md"}  # by tests/test_library.py
+# By tests/test_library.py and tests/docs/test_twelve_minutes.py.
+TESTED_ELSEWHERE = {DOCS / "library.md", DOCS / "twelve-minutes.md"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -1,0 +1,68 @@
+"""docs/twelve-minutes.md: each step ends with the weights of the file that it begins with."""
+
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.pages import DOCS, ROOT, blocks
+from tests.notebooks import FOLDER, executed, read
+
+PAGE, NOTEBOOK = DOCS / "twelve-minutes.md", FOLDER / "twelve-minutes.ipynb"
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the file where the page has it, and its commands on the path."""
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "notebooks").mkdir()
+    shutil.copy(ROOT / "examples" / "reference.py", tmp_path / "examples")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # 17 starts, which beside others take minutes
+def test_every_step_has_the_same_weights_and_losses(clone: Path) -> None:
+    printed = ""
+    for block in blocks(PAGE):
+        if block.language == "python":
+            name, _, program = block.text.partition("\n")
+            (clone / name[2:]).write_text(program)
+            continue
+        text = block.text.replace('"4 epochs"', '"40 steps"').replace('"1 epoch"', '"15 steps"')
+        command = ["bash", "-e", "-c", text]  # ends where `cmp` finds a difference
+        done = subprocess.run(command, cwd=clone, capture_output=True, text=True)
+        assert done.returncode == 0, f"{block.text}{done.stdout}{done.stderr}"
+        printed += done.stdout
+    assert "goes on at step 20" in printed
+    plain, *others = (losses(clone / name) for name in ("own/plain", "own/report", "runs/whole"))
+    assert len(plain) > 40
+    assert others == [plain, plain]
+
+
+def losses(run: Path) -> list[Any]:
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    wanted = ("kind", "step", "loss", "top1")
+    return [[row[key] for key in wanted] for row in rows if row["kind"] in ("train", "val")]
+
+
+def test_the_notebook_is_the_page() -> None:
+    """Else `python docs/_notebook.py` writes it."""
+    notebook = runpy.run_path(str(DOCS / "_notebook.py"))["notebook"]
+    assert NOTEBOOK.read_text() == notebook(PAGE.read_text())
+
+
+@pytest.mark.night
+def test_the_notebook_runs(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("nbclient", reason="needs nbclient and ipykernel: make .venv/.peers")
+    executed(read(NOTEBOOK.name), clone / "notebooks", monkeypatch)
+    assert (clone / "both.html").is_file()
