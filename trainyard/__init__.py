@@ -65,7 +65,7 @@ __all__ = [
 ]
 
 # Read when torch is loaded. Threads that spin while they wait occupy the loader's cores, and a
-# trainer on a CPU that shares its cores becomes several times slower (docs/LOG.md). In small
+# trainer on a CPU that shares its cores becomes several times slower (benchmarks/LOG.md). In small
 # letters: a Turkish locale has another small I, and libgomp would refuse the word.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 

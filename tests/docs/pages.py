@@ -15,7 +15,7 @@ from trainyard.hints import ALIASES, with_our_names
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(p for p in DOCS.rglob("*.md") if p.name != "LOG.md")]
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 PAGES = [page for page in PAGES if page.parent != DOCS / "reference"]  # made from the code
 
 _FENCE = re.compile(r"^```(\s*\{[^}\n]*\}|\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)

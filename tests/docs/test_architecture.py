@@ -1,6 +1,5 @@
-"""docs/architecture.md: its tree, its paths and its loop are those of the code."""
+"""docs/architecture.md: its tree and its paths are those of the code."""
 
-import ast
 import re
 from pathlib import Path
 
@@ -50,14 +49,3 @@ def test_every_path_in_the_text_exists(page: str) -> None:
     for name in names:
         found = [*ROOT.glob(name), *(ROOT / "tests").glob(name), *PACKAGE.glob(f"**/{name}")]
         assert found, f"{name} is on the page only"
-
-
-def test_the_loop_is_printed_as_it_is() -> None:
-    source = (PACKAGE / "run" / "trainer.py").read_text()
-    loop = next(
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.FunctionDef) and node.name == "loop"
-    )
-    body = source.splitlines()[loop.body[1].lineno - 1 : loop.end_lineno]
-    assert "\n".join(line[8:] for line in body) in PAGE

@@ -10,7 +10,7 @@ import pytest
 from tests.docs.pages import DOCS, PAGES, ROOT, name_of
 
 _LINK = re.compile(r"(?<!`)\[[^\]\n]*\]\(<?([^)\s>#:]*)(?:#([^)\s]+))?\)")
-OTHERS = [*ROOT.glob("*.md"), *(DOCS / "reference").glob("*.md"), DOCS / "LOG.md"]
+OTHERS = [*ROOT.glob("*.md"), *(DOCS / "reference").glob("*.md"), ROOT / "benchmarks" / "LOG.md"]
 OTHERS += [*(ROOT / "notebooks").glob("*.md"), *(ROOT / "tests").rglob("README.md")]
 
 
