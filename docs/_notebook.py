@@ -15,9 +15,9 @@ def notebook(page: str) -> str:
     cells = [("markdown", text), ("code", "%cd -q ..")]
     for language, code, after in zip(blocks[::3], blocks[1::3], blocks[2::3], strict=True):
         name, _, program = code.partition("\n")
-        shell = f"%%bash -e\n{code}"
-        cells.append(("code", f"%%writefile {name[2:]}\n{program}" if language == "python" else shell))
-        cells.append(("markdown", after))
+        is_file = language == "python"
+        cell = f"%%writefile {name[2:]}\n{program}" if is_file else f"%%bash -e\n{code}"
+        cells += [("code", cell), ("markdown", after)]
     written = [_cell(*cell, number) for number, cell in enumerate(cells) if cell[1].strip()]
     metadata = {"kernelspec": _KERNEL, "language_info": {"name": "python"}}
     content = {"cells": written, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
