@@ -38,7 +38,7 @@ def test_every_step_has_the_same_weights_and_losses(clone: Path) -> None:
             name, _, program = block.text.partition("\n")
             (clone / name[2:]).write_text(program)
             continue
-        text = block.text.replace('"4 epochs"', '"40 steps"').replace('"1 epoch"', '"15 steps"')
+        text = block.text.replace('"4 epochs"', '"40 steps"').replace('"1 epoch"', '"20 steps"')
         command = ["bash", "-e", "-c", text]  # ends where `cmp` finds a difference
         done = subprocess.run(command, cwd=clone, capture_output=True, text=True)
         assert done.returncode == 0, f"{block.text}{done.stdout}{done.stderr}"
