@@ -601,8 +601,8 @@ def test_the_extension_decodes_a_jpeg_above_the_usual_limit(
     assert "data.max_pixels" in bad[0]
     monkeypatch.setattr(decode, "_images", None)  # what Pillow would decode
     rendering = Rendering(max_pixels=180_000_000)
-    how = {"decoder": decoder, "rendering": rendering}
-    assert decode_batch([content], crop, out, "bilinear", **how) == {}
+    bad = decode_batch([content], crop, out, "bilinear", decoder=decoder, rendering=rendering)
+    assert bad == {}
     expected = np.linspace(0, 255, 65)[1::2].round()
     assert np.abs(out[0, :, 16, 0] - expected).max() <= 1
 

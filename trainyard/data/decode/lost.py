@@ -160,8 +160,8 @@ def look(content: bytes, *, only_deep: bool = False) -> Look:
     if image.width * image.height > MAX_PIXELS:
         raise ValueError("implausibly large")
     kind, has_depth, frames = str(image.format), is_deep(image), getattr(image, "n_frames", 1)
-    if only_deep and not has_depth:
-        return Look(0, 255, False, frames, kind=kind)
+    if only_deep and not has_depth:  # each photograph of a phone may have another one, a preview
+        return Look(0, 255, False, 1 if kind == "MPO" else frames, kind=kind)
     image.draft("RGB", (image.width // 8, image.height // 8))  # a JPEG is decoded smaller
     deep = deep_values(image) if has_depth else None
     pixels = np.asarray(as_rgb(image)) if deep is None else deep[0]
