@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageCms
 
 from tests.data.tars import write_files
-from tests.images import deep_png, encode, png
+from tests.images import P3, deep_png, encode, icc, png
 from trainyard.classifier import load
 from trainyard.data._native import own_decoder
 from trainyard.data.decode.crops import CentralCrop, Fit, FittedCrop, RandomResizedCrop
@@ -127,6 +127,7 @@ JPEGS: dict[str, Kind] = {
     "grey": Kind(encode(PICTURE.convert("L"), "JPEG", quality=95), colours(GREY), 2),
     "CMYK": Kind(encode(CMYK, "JPEG", quality=95), most=2),
     "YCCK": Kind(ycck(), most=4),
+    "Display P3": Kind(encode(PICTURE, "JPEG", quality=95, icc_profile=icc(P3)), most=10),
     "with bytes behind": Kind(encode(PICTURE, "JPEG", quality=95) + bytes(9000), most=10),
     "two pictures": Kind(
         encode(PICTURE, "MPO", quality=95, save_all=True, append_images=[CMYK.convert("RGB")]),
@@ -226,6 +227,7 @@ PNGS: dict[str, Kind] = {
         keyed(THREE, 2, *(KEY * 257,) * 3), hidden(GREY, KEY, colours(GREY))
     ),
     "gamma": Kind(with_chunk(encode(PICTURE, "PNG"), b"gAMA", struct.pack(">I", 100_000))),
+    "Display P3": Kind(encode(PICTURE, "PNG", icc_profile=icc(P3))),
     "animation": Kind(encode(PICTURE, "PNG", save_all=True, append_images=[CMYK.convert("RGB")])),
 }
 

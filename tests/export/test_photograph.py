@@ -6,7 +6,8 @@ import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from skimage import data
 
 from tests.browser import chromium
 from tests.command_line import Capture, run
+from tests.data import test_kinds
 from tests.errors import check, raises, refused
 from trainyard.classifier import Classifier, load
 from trainyard.data.decode.decode import reference_image
@@ -188,11 +190,9 @@ def transparent(mode: str) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("mode", ["RGBA", "LA"])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_a_browser_hides_what_training_hides(mode: str, channels: int) -> None:
-    """Single grey levels differ: a canvas multiplies by alpha and rounds."""
-    content = transparent(mode)
+@contextmanager
+def reading(channels: int = 3) -> Iterator[Callable[[bytes], Any]]:
+    """Inside, the pixels of a file, one after another, as the page has them in a browser."""
     (script,) = re.findall(r"function bitmapOf.*?(?=function show)", TEMPLATE.read_text(), re.S)
     about = {"background": BACKGROUND, "channels": channels, "exif": False}
     call = "async (bytes) => [...pixelsOf(await bitmapOf(new Blob([new Uint8Array(bytes)])))]"
@@ -200,7 +200,28 @@ def test_a_browser_hides_what_training_hides(mode: str, channels: int) -> None:
         tab = browser.new_page()
         names = "Object.assign(globalThis, { pixelsOf, bitmapOf });"
         tab.evaluate(f"() => {{ {script} globalThis.settings = {json.dumps(about)}; {names} }}")
-        found = tab.evaluate(call, list(content))
+        yield lambda content: tab.evaluate(call, list(content))
+
+
+def test_a_browser_sees_the_picture_of_every_kind_or_says_that_it_cannot() -> None:
+    """Profiles, gamma, transparent levels and frames as training; no browser reads the others."""
+    with reading() as pixels_of:
+        for name, kind in test_kinds.KINDS.items():
+            if name.startswith(("TIFF", "PPM", "PBM", "JPEG 2000")):
+                with pytest.raises(Exception, match="could not be decoded"):
+                    pixels_of(kind.content)
+            else:
+                found = np.array(pixels_of(kind.content)).reshape(kind.truth.shape)
+                assert test_kinds.difference(found, kind.truth) <= kind.most + 1, name
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_browser_hides_what_training_hides(mode: str, channels: int) -> None:
+    """Single grey levels differ: a canvas multiplies by alpha and rounds."""
+    content = transparent(mode)
+    with reading(channels) as pixels_of:
+        found = pixels_of(content)
     expected = np.asarray(reference_image(content, channels)).reshape(-1).astype(int)
     assert np.abs(expected - found).max() <= 1
 
