@@ -19,7 +19,7 @@ from trainyard.classifier import load
 from trainyard.config import load_recipe
 from trainyard.data._native import own_decoder
 from trainyard.data.config import DataConfig
-from trainyard.data.decode.array_file import array_file
+from trainyard.data.decode.array_file import array_file, array_shape
 from trainyard.data.decode.crops import FittedCrop
 from trainyard.data.decode.decode import decode_batch, whole_image
 from trainyard.data.decode.rendering import Range, Ranges, Rendering
@@ -74,6 +74,17 @@ def test_bands_that_pillow_passes_over() -> None:
         content = tiff(BANDS_HWC[..., :4], photometric)
         assert np.array_equal(seen(content, 4, None, 1, 2, 3, 4), BANDS_HWC[..., :4])
         assert np.array_equal(seen(content, 3, None, 1, 2, 4), BANDS_HWC[..., [0, 1, 3]])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_bands_are_turned_as_pillow_turns_a_tiff(orientation: int) -> None:
+    content = tiff(BANDS_HWC[..., :3], "rgb", extratags=[(0x0112, "H", 1, orientation, True)])
+    upright = np.asarray(Image.open(io.BytesIO(content)))
+    out = np.empty((1, *upright.shape), np.uint8)
+    crop, rendering = FittedCrop(upright.shape[:2], 1.0), Rendering(bands=(1, 2, 3))
+    assert decode_batch([content], crop, out, "bilinear", rendering=rendering) == {}
+    assert np.array_equal(out[0], upright)
+    assert array_shape(content) == upright.shape
 
 
 @pytest.mark.parametrize("values", [DEEP_HWC, DEEP_HWC.astype(np.float32), DEEP_HWC.astype(float)])

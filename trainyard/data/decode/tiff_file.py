@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
+from trainyard.data.decode.orientation import TAG, turned
 from trainyard.installation import install_hint
 
 _STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -30,22 +31,31 @@ def is_picture(content: bytes) -> bool:
 
 def tiff_shape(content: bytes) -> tuple[int, int, int]:
     """Height, width and bands of the first page. Almost any error if it is damaged."""
-    axes, shape, _ = _first_page(content)
-    sizes = dict(zip(axes, shape, strict=True))
-    return sizes["Y"], sizes["X"], sizes.get("S", 1)
+    page = _first_page(content)
+    sizes = dict(zip(page.axes, page.shape, strict=True))
+    sides = sizes["Y"], sizes["X"]
+    height, width = sides[::-1] if _orientation(page) > 4 else sides
+    return height, width, sizes.get("S", 1)
 
 
 def tiff_pixels(content: bytes) -> NDArray[Any]:
-    """The first page, [height, width, bands]. Almost any error if it is damaged."""
-    axes, _, page = _first_page(content)
+    """The first page, [height, width, bands], upright as Pillow has it. Errors as of tiff_shape."""
+    page = _first_page(content)
     pixels: NDArray[Any] = page.asarray()
     if pixels.dtype.kind not in "uif":
         raise ValueError(f"a TIFF of {pixels.dtype}: store integers or floats")
-    return pixels[..., None] if axes == "YX" else np.moveaxis(pixels, axes.index("S"), 2)
+    bands_at = page.axes.find("S")
+    pixels_HWC = pixels[..., None] if bands_at < 0 else np.moveaxis(pixels, bands_at, 2)
+    return turned(pixels_HWC, _orientation(page))
 
 
-def _first_page(content: bytes) -> tuple[str, tuple[int, ...], Any]:
-    """The first page, and its axes, YX and maybe S for the bands, with their sizes."""
+def _orientation(page: Any) -> int:
+    found: int = page.tags.valueof(TAG, default=1)
+    return found
+
+
+def _first_page(content: bytes) -> Any:
+    """tifffile's first page, whose axes are YX, and maybe S for the bands."""
     try:
         import tifffile
     except ImportError:
@@ -55,7 +65,7 @@ def _first_page(content: bytes) -> tuple[str, tuple[int, ...], Any]:
     page: Any = tifffile.TiffFile(io.BytesIO(content)).pages[0]
     if page.axes not in ("YX", "YXS", "SYX"):
         raise ValueError(f"a TIFF whose first page has the axes {page.axes}")
-    return page.axes, page.shape, page
+    return page
 
 
 def _described(content: bytes) -> str:
