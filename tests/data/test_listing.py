@@ -19,6 +19,7 @@ from trainyard.data.index.build import open_index
 from trainyard.data.index.label_space import name_remarks
 from trainyard.data.index.merge import merged_splits
 from trainyard.data.index.splits import find_splits, split_remarks
+from trainyard.data.index.stamps import is_stale
 from trainyard.data.index.table import Index
 from trainyard.data.storage.location import find_place
 
@@ -868,3 +869,14 @@ def test_a_link_back_opens_no_folder_outside(tmp_path: Path) -> None:
     location = write_csv(tmp_path / "root", "path,label\nout/back.jpg,x\nout/2.jpg,y\n")
     with raises("list.link-leaves-folder", line=3, target=tmp_path / "outside/2.jpg"):
         open_index(location)
+
+
+@pytest.mark.parametrize("name", ["photos.csv", ""])
+def test_an_index_has_the_times_of_the_images(folder: Path, name: str) -> None:
+    """Those of a scan are those that a start looks at, of the image behind a link too."""
+    (folder / "a/3.jpg").symlink_to("../2.jpg")
+    write_csv(folder, "path,label\na/1.jpg,dog\na/3.jpg,ape\n")
+    index = open_index(os.path.join(folder, name))
+    assert not is_stale(index)
+    os.utime(folder / "2.jpg", (5, 5))
+    assert is_stale(index)

@@ -243,7 +243,7 @@ def _read_folder(location: str, folder: str, label: int) -> FileScan:
             continue
         path, kind = os.path.join(folder, entry.name), why_left_out(entry)
         if kind is None:
-            found.append((path, entry.stat().st_size))
+            found.append((path, entry.stat()))
         else:
             left_out.add(kind, path)
     masks = _masks([path for path, _ in found])
@@ -255,7 +255,10 @@ def _read_folder(location: str, folder: str, label: int) -> FileScan:
     for path, _ in found if others else []:
         if _is_array(path):
             left_out.add(FEATURES, path)
-    rows = [FileRows(path, [0], [size], [label]) for path, size in others or found]
+    rows = [
+        FileRows(path, [0], [stat.st_size], [label], time=stat.st_mtime_ns)
+        for path, stat in others or found
+    ]
     return FileScan(rows, left_out)
 
 

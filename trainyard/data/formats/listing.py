@@ -16,6 +16,7 @@ import os
 from array import array
 from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain, count, islice
@@ -248,35 +249,34 @@ def _file_rows(
     with ThreadPoolExecutor(threads) as pool:
         for one in lists:
             kept = (row for row in one.rows() if next(number) not in left_out)
-            sizes_of = partial(_sizes, one, set[str]())
+            looks_of = partial(_look, one, set[str]())
             while some := list(islice(kept, threads * _CHUNK)):
                 chunks = [some[first : first + _CHUNK] for first in range(0, len(some), _CHUNK)]
-                sizes = chain.from_iterable(pool.map(sizes_of, chunks))
-                for row, size in zip(some, sizes, strict=True):
+                looks = chain.from_iterable(pool.map(looks_of, chunks))
+                for row, (size, time) in zip(some, looks, strict=True):
                     labels = [label_of[label] for label in row.labels]
-                    rows = FileRows(row.path, start, [size], labels, row.split or "")
-                    yield rows._replace(counts=[len(labels)]) if one.has_list else rows
+                    counts = [len(labels)] if one.has_list else None
+                    split = row.split or ""
+                    yield FileRows(row.path, start, [size], labels, split, (), (), counts, time)
 
 
-def _sizes(rows: ListRows, inside: set[str], some: Sequence[Row]) -> list[int]:
-    """Bytes of images. `inside`: the folders that are known to lie in the root, links followed."""
-    prefix, sizes = os.path.join(rows.place.root, ""), []
+def _look(rows: ListRows, inside: set[str], some: Sequence[Row]) -> list[tuple[int, int]]:
+    """Bytes and times of images. `inside`: folders that are in the root, links followed."""
+    prefix, found = os.path.join(rows.place.root, ""), []
     for row in some:
-        folder, size, is_file = row.path.rpartition("/")[0], 0, False
-        try:
+        folder, stat = row.path.rpartition("/")[0], None
+        with suppress(OSError):
             stat = os.lstat(prefix + row.path)
-            size, is_file = stat.st_size, S_ISREG(stat.st_mode)
-        except OSError:  # told below
-            pass
-        if not is_file or folder not in inside:
-            size = _size(rows, row)
-            inside |= {folder} if is_file else set()
-        sizes.append(size)
-    return sizes
+        if stat is None or folder not in inside or not S_ISREG(stat.st_mode):
+            if stat is not None and S_ISREG(stat.st_mode):
+                inside.add(folder)
+            stat = _look_at(rows, row)
+        found.append((stat.st_size, stat.st_mtime_ns))
+    return found
 
 
-def _size(rows: ListRows, row: Row) -> int:
-    """Bytes of an image. DataError if it is no file, or a link leads out of the folder."""
+def _look_at(rows: ListRows, row: Row) -> os.stat_result:
+    """What an image is. DataError if it is no file, or a link leads out of the folder."""
     path = rows.place.path(row.path)
     try:
         stat = os.stat(path)
@@ -312,7 +312,7 @@ def _size(rows: ListRows, row: Row) -> int:
             folder=rows.root,
             location=rows.place.location,
         )
-    return stat.st_size
+    return stat
 
 
 FORMAT = Format(

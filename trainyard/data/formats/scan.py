@@ -78,6 +78,7 @@ class FileRows(NamedTuple):
     snappy_start: Sequence[int] = ()
     snappy_length: Sequence[int] = ()
     counts: Sequence[int] | None = None  # with lists of labels: the number of each sample's
+    time: int | None = None  # ns of the file's last change, of one that has just been looked at
 
 
 class FileScan(NamedTuple):

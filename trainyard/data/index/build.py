@@ -162,7 +162,8 @@ def _stamp_of_images(scan: Scan, table: "_Table") -> Stamps:
         return {}
     sizes = np.zeros(len(names), np.int64)
     sizes[columns["file"]] = columns["size"]
-    return {IMAGES: images_stamp(scan.place.root, names, sizes)}
+    times = np.frombuffer(table.times, np.int64) if table.times else None
+    return {IMAGES: images_stamp(scan.place.root, names, sizes, times)}
 
 
 def _no_table(scan: Scan, found: list[str]) -> DataError:
@@ -207,6 +208,8 @@ class _Table:
         self.has_lists: bool | None = None  # None before the first row
         self.snappy_start, self.snappy_length = array("i"), array("i")
         self.names, self.ends = bytearray(), array("q")
+        self.times = array("q")
+        """Of all files, or of none."""
         self._last: str | None = None
 
     def __len__(self) -> int:
@@ -228,6 +231,8 @@ class _Table:
             self.names += os.fsencode(rows.path)
             self.ends.append(len(self.names))
             self._last = rows.path
+            if rows.time is not None:
+                self.times.append(rows.time)
         self.file.extend((len(self.ends) - 1,) * len(rows.sizes))
         self.offset.extend(rows.offsets)
         self.size.extend(rows.sizes)

@@ -87,13 +87,22 @@ def is_stale(index: Index, *, patience_s: float = 5) -> bool:
     return False
 
 
-def images_stamp(root: str, names: StringColumn, sizes: NDArray[np.int64]) -> Stamp:
+def images_stamp(
+    root: str, names: StringColumn, sizes: NDArray[np.int64], times: NDArray[np.int64] | None
+) -> Stamp:
     """A stamp of local files by their times, and by the sizes that the index has.
 
-    It has a digest for each of several parts, which take every n-th file.
+    It has a digest for each of several parts, which take every n-th file. `times`: None to look.
     """
     parts = max(1, min(_PARTS, len(names) // _PART))
-    return [_digest(root, names, slice(part, None, parts), sizes) for part in range(parts)]
+    slices = (slice(part, None, parts) for part in range(parts))
+    if times is not None:
+        return [_digest_of_times(times[part], sizes[part]) for part in slices]
+    return [_digest(root, names, part, sizes) for part in slices]
+
+
+def _digest_of_times(times: NDArray[np.int64], sizes: NDArray[np.int64]) -> str:
+    return hashlib.sha256(np.stack([times, sizes], axis=1).tobytes()).hexdigest()
 
 
 def _digest(
@@ -104,9 +113,7 @@ def _digest(
     text, prefix = names.text.data, os.fsencode(os.path.join(root, ""))
     spans = [*zip(begins.tolist(), ends.tolist(), strict=True)]
     found = np.array(look_at(lambda span: _look(prefix + text[slice(*span)]), spans), np.int64)
-    if sizes is not None:
-        found[:, 1] = sizes[part]
-    return hashlib.sha256(found.tobytes()).hexdigest()
+    return _digest_of_times(found[:, 0], found[:, 1] if sizes is None else sizes[part])
 
 
 def _look(path: bytes) -> tuple[int, int]:
