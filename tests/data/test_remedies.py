@@ -20,6 +20,7 @@ from trainyard.data.index.merge import merged_splits
         ("SET.ZIP", "unzip {}/SET.ZIP -d {}/SET"),
         ("set.7z", "7z x {}/set.7z -o{}/set"),
         ("set.rar", "unrar x {}/set.rar {}/set/"),
+        ("list.xlsx", "list.xlsx lists the images, save it as a .csv"),
         ("set.tar.gz", "mkdir {}/set && tar xf {}/set.tar.gz -C {}/set"),
         ("cifar-100-python.tar.gz", "data prepare cifar100`"),
         ("train-images-idx3-ubyte.gz", "data prepare mnist`"),

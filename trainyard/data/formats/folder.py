@@ -49,7 +49,7 @@ from trainyard.errors import DataError
 
 # Parallel listings and sizes hide the latency of a network file system.
 _STAT_THREADS = 16
-_MASK = re.compile(r"[_-](?:mask|seg|segmentation|gt)(?:[_-]?\d+)?\.[^.]+$", re.IGNORECASE)
+_MASK = re.compile(r"[_-](?:mask|seg|segmentation)(?:[_-]?\d+)?\.[^.]+$", re.IGNORECASE)
 _IMAGE_FOLDERS, _MASK_FOLDERS = {"images", "image", "imgs", "img"}, {"masks", "mask"}
 
 

@@ -23,6 +23,7 @@ _ARRAYS = (
     *("-ubyte", "-ubyte.gz"),
 )
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".lst")  # lists that are read; a .txt is a text
+_SHEETS = (".xlsx", ".xls", ".ods")
 ARRAYS = "trainyard.write_images makes a data set of arrays: docs/arrays.md has the lines"
 
 
@@ -43,6 +44,8 @@ def remedy(paths: Iterable[str]) -> str:
             return "; `trainyard data prepare mnist` reads the files of MNIST"
         if name.endswith(_ARRAYS):
             return f"; {path} may hold arrays: {ARRAYS}"
+        if name.endswith(_SHEETS):
+            return f"; if {path} lists the images, save it as a .csv file and name that"
         if name.endswith(_TABLES):
             return f"; if {path} lists the images, name it (docs/arrays.md, if it holds pixels)"
     return ""
@@ -54,14 +57,15 @@ def remedy_beside(root: str, left_out: LeftOut) -> str:
     paths = [os.path.join(root, name) for kind, (_, name) in kinds if kind != HIDDEN]
     for folder in (root, os.path.normpath(os.path.join(root, ".."))):
         names = sorted(os.listdir(folder)) if os.access(folder, os.R_OK) else []
-        some = _TABLES if folder != root else (*_UNPACK, *_TABLES)
+        some = _TABLES if folder != root else (*_UNPACK, *_TABLES, *_SHEETS)
         shown = (name for name in names if name.lower().endswith(some) and not is_hidden(name))
         paths += [os.path.join(folder, name) for name in shown]
     return remedy(paths)
 
 
-def _rank(path: str) -> tuple[bool, bool, bool]:
+def _rank(path: str) -> tuple[bool, bool, bool, bool]:
     name = os.path.basename(path).lower()
     split = split_named(os.path.basename(path))
     is_other = name.endswith(_TABLES) and (split == "test" or "submission" in name)
-    return not name.endswith((*_UNPACK,)), is_other, split != "train"
+    is_sheet = name.endswith(_SHEETS)
+    return not name.endswith((*_UNPACK,)), is_other, is_sheet, split != "train"
