@@ -100,7 +100,7 @@ def suggested(error: TrainyardError) -> list[str]:
         ("train debug --amp", "--batch.precision bf16"),
         ("train debug --data-path /a/b", "--data /a/b"),
         ("train debug --quite", "--quiet"),
-        ("train debug --gpus 4", "trainyard launch local debug --gpus 4"),
+        ("train debug --devices 4", "--gpus 4"),
         ("train 'my recipe' --nproc 4", "trainyard launch local 'my recipe' --ranks 4"),
         ("launch local debug --devices 4", "--gpus 4"),
         ("launch local debug --nproc 4", "--ranks 4"),

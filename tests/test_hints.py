@@ -65,7 +65,7 @@ def test_patterns_that_are_suggested_fit() -> None:
     assert near_pattern("qqq", names) == ""
 
 
-KNOWN = ("data", "run", "json", "quiet", "plain", "all-ranks", *all_keys())  # of `train`
+KNOWN = ("data", "run", "gpus", "json", "quiet", "plain", "all-ranks", *all_keys())  # of `train`
 # Words that follow a key in a text.
 WORDS = ["and", "begins", "draws", "for", "has", "is", "of", "seconds"]
 WORDS += ["sets", "step", "takes", "weighs", "module:function"]

@@ -32,10 +32,7 @@ _SWITCHES = {"run.resume": ("auto", "never"), "model.checkpoint": ("timm", "none
 # Hints of commands at options of other trainers that they do not have.
 _ON_GPUS = "each run takes a GPU of its own: CUDA_VISIBLE_DEVICES limits which"
 _ELSEWHERE = {
-    "gpus": {
-        "train": "did you mean trainyard launch local RECIPE --gpus {}?",
-        "sweep": _ON_GPUS,
-    },
+    "gpus": {"sweep": _ON_GPUS},
     "ranks": {
         "train": "did you mean trainyard launch local RECIPE --ranks {}?",
         "sweep": _ON_GPUS,

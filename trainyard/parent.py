@@ -13,7 +13,7 @@ LAUNCHER = "TRAINYARD_LAUNCHER"
 """Variable with the pid of the Trainyard process that started a rank."""
 STARTS_BEFORE = "TRAINYARD_STARTS_BEFORE"
 """Variable with the number of starts of a run before this one, where torch's agent counts none."""
-_OTHER_LAUNCHERS = {"TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK"}
+_LAUNCHERS = {LAUNCHER, "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK"}
 _PR_SET_PDEATHSIG = 1  # see prctl(2)
 
 
@@ -23,6 +23,11 @@ def starts_before() -> int:
     return sum(int(text) for text in texts if text.isdecimal())
 
 
+def has_launcher() -> bool:
+    """True if this process is a rank that Trainyard, torchrun or mpirun has started."""
+    return not _LAUNCHERS.isdisjoint(os.environ)
+
+
 def signal_without_parent(number: int) -> None:
     """Have this process get a signal when the thread that started it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
@@ -30,10 +35,10 @@ def signal_without_parent(number: int) -> None:
 
 def end_with_launcher() -> None:
     """Make a rank save and end if its launcher, torchrun or mpirun is killed."""
-    launcher = os.environ.get(LAUNCHER)
-    if launcher is None and not os.environ.keys() & _OTHER_LAUNCHERS:
+    if not has_launcher():
         return
     signal_without_parent(signal.SIGTERM)
+    launcher = os.environ.get(LAUNCHER)
     if launcher is not None and os.getppid() != int(launcher):  # the launcher is gone already
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Capture, run
+from tests.errors import check, refused
 from tests.gpus import pretend
 from trainyard.cli import train
 from trainyard.errors import TrainyardError
@@ -62,6 +63,19 @@ def test_a_rank_for_each_gpu_or_one(
     assert started == [(ranks, None)]
 
 
+@pytest.fixture
+def trained(digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]:
+    """A command that trains up to its first step, which fails."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise TrainyardError("test.stopped", "before the training")
+
+    monkeypatch.setattr("trainyard.run.trainer.train", fail)
+    monkeypatch.setattr(train, "end_with_launcher", lambda: None)
+    where = ("--data", digits, "--run", tmp_path / "a run")
+    return ("train", "debug", *where, "--plain", "--optim.lr", "0.1")
+
+
 @pytest.mark.parametrize(
     ("num_gpus", "launcher", "is_told"), [(1, "", False), (4, "", True), (4, "local", False)]
 )
@@ -69,26 +83,72 @@ def test_train_names_the_line_that_uses_all_gpus(
     num_gpus: int,
     launcher: str,
     is_told: bool,
-    digits: Path,
+    trained: tuple[object, ...],
     tmp_path: Path,
     started: list[tuple[int, str | None]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: Capture,
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise TrainyardError("test.stopped", "before the training")
-
-    monkeypatch.setattr("trainyard.run.trainer.train", fail)
-    monkeypatch.setattr(train, "end_with_launcher", lambda: None)
     if launcher:
         monkeypatch.setenv("TRAINYARD_LAUNCHER", launcher)
     pretend(monkeypatch, num_gpus)
-    words = ("debug", "--data", digits, "--run", tmp_path / "a run", "--plain", "--optim.lr", "0.1")
-    assert run("train", *words) == 1
-    lines = re.findall(r"trainyard (launch local .*)", capsys.readouterr().out)
+    assert run(*trained) == 1
+    lines = re.findall(r"trainyard (train .*)", capsys.readouterr().out)
     assert len(lines) == is_told
     for line in lines:
-        assert run(*shlex.split(line), "--dry-run") == 0
         assert f"--run '{tmp_path}/a run' " in line and "--plain --optim.lr=0.1" in line
         assert run(*shlex.split(line)) == 0
         assert started == [(4, None)]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_train_starts_a_rank_for_each_gpu_that_is_asked_for(
+    number: int,
+    trained: tuple[object, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    """By the command of `launch local`; one GPU is this process's."""
+    commands: list[tuple[object, int]] = []
+
+    def run_ranks(command: object, ranks: int, *_: object, **__: object) -> int:
+        commands.append((command, ranks))
+        return 75
+
+    monkeypatch.setattr(elastic, "run_ranks", run_ranks)
+    pretend(monkeypatch, 4)
+    assert run(*trained, "--gpus", number) == (1 if number == 1 else 75)
+    assert "GPUs are visible" not in capsys.readouterr().out
+    if number > 1:
+        assert run("launch", "local", *trained[1:], "--gpus", number) == 75
+        one, other = commands
+        assert one == other
+
+
+@pytest.mark.parametrize(("num_gpus", "wanted"), [(0, 1), (0, 2), (1, 2)])
+def test_train_refuses_gpus_that_are_not_there(
+    num_gpus: int, wanted: int, trained: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, num_gpus)
+    error = refused(*trained, "--gpus", wanted)
+    check(error, "launch.too-few-gpus", num_gpus=num_gpus, num_wanted=wanted)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"TRAINYARD_LAUNCHER": "1"},
+        {"TORCHELASTIC_RUN_ID": "1", "RANK": "0", "WORLD_SIZE": "1"},
+        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
+        | {"SLURM_STEP_NUM_NODES": "1", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"},
+    ],
+    ids=["trainyard", "torchrun", "srun"],
+)
+def test_a_rank_does_not_start_others(
+    variables: dict[str, str], trained: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of N ranks would have started N."""
+    pretend(monkeypatch, 4)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    check(refused(*trained, "--gpus", 2), "launch.gpus-of-a-rank", num_gpus=2)

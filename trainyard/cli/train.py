@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainyard.arguments import positive
 from trainyard.cli.options import loading
 from trainyard.data.storage.source import is_remote
 from trainyard.distributed import discover
-from trainyard.errors import RecipeError, TrainyardError
+from trainyard.errors import InputError, RecipeError, TrainyardError
 from trainyard.files import RunDirectory
-from trainyard.launch.job import job_of, shown
-from trainyard.launch.launcher import num_gpus
-from trainyard.parent import LAUNCHER, end_with_launcher
+from trainyard.launch.job import Job, job_of, shown
+from trainyard.launch.launcher import num_gpus, ranks_here
+from trainyard.launch.local import Local
+from trainyard.parent import end_with_launcher, has_launcher
 from trainyard.printable import print_line, printable
 from trainyard.world import World
 
@@ -33,7 +35,9 @@ OUTPUT_MODES = {
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard train` to its parser."""
     add_training_options(parser)
-    parser.set_defaults(run_command=train)
+    text = "train on N GPUs of this machine, with a rank for each (1)"
+    parser.add_argument("--gpus", type=positive, metavar="N", help=text)
+    parser.set_defaults(run_command=train, ranks=None, restarts=0)  # of `launch local`
 
 
 def add_training_options(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +73,8 @@ def train(options: argparse.Namespace) -> int:
     from trainyard.data.open_datasets import check_sources
 
     check_sources(config.data, world)
+    if options.gpus is not None and _num_ranks(options, world) > 1:
+        return Local().run(_job(options, folder), options)
     with loading():
         from trainyard.data.index.layout import location_remarks
         from trainyard.data.open_datasets import warn
@@ -96,12 +102,28 @@ def train(options: argparse.Namespace) -> int:
     return outcome.stopped.exit_code if outcome.stopped else 0
 
 
+def _num_ranks(options: argparse.Namespace, world: World) -> int:
+    """The ranks for --gpus. InputError in a rank of a launcher, or beside fewer GPUs."""
+    if world.size > 1 or has_launcher():
+        raise InputError(
+            "launch.gpus-of-a-rank",
+            "--gpus {num_gpus}: this process is a rank, and its launcher sets the number of ranks: "
+            "leave --gpus out",
+            num_gpus=options.gpus,
+        )
+    with loading():
+        return ranks_here(options)
+
+
+def _job(options: argparse.Namespace, folder: Path) -> Job:
+    return job_of(options, folder, ("json", *OUTPUT_MODES))
+
+
 def _idle_gpus(options: argparse.Namespace, folder: Path, world: World) -> Iterator[str]:
-    """A remark with the line that uses all GPUs, if nothing has launched this process."""
+    """A remark with the line that uses all GPUs, if nothing has set the number of ranks."""
     count = num_gpus()
-    if count > 1 and world.size == 1 and LAUNCHER not in os.environ:
-        words = job_of(options, folder, ("json", *OUTPUT_MODES)).arguments[1:]
-        line = shown(("trainyard", "launch", "local", *words, "--gpus", str(count)))
+    if count > 1 and world.size == 1 and not (options.gpus or has_launcher()):
+        line = shown(("trainyard", *_job(options, folder).arguments, "--gpus", str(count)))
         yield f"{count} GPUs are visible, and this run uses one; all of them: {line}"
 
 
