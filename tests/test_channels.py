@@ -161,7 +161,7 @@ def test_bands_in_pillow_are_turned_upright(runs: dict[int, Path]) -> None:
 
 
 def test_a_contact_sheet_and_verify_of_arrays(bands: Path, tmp_path: Path, capsys: Capture) -> None:
-    shown(capsys, "data", "show", bands, "--sheet", tmp_path / "sheet.png")
+    shown(capsys, "data", "show", bands, "--out", tmp_path / "sheet.png")
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert len(np.unique(np.asarray(sheet))) > 100
     capsys.readouterr()

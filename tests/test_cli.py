@@ -75,6 +75,7 @@ ALIASES = """
 --resume | --run.resume auto
 --resume runs/a | --run.resume runs/a
 --output 'runs/a b' | --run 'runs/a b'
+--out runs/a | --run runs/a
 """
 SAID = {"--batch.size": " (of all ranks together)", "--data.threads": " (of each rank)"}
 

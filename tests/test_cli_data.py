@@ -51,14 +51,14 @@ def test_show_names_the_largest_and_smallest_of_many_classes(
 
 def test_show_draws_a_sheet(digits: Path, tmp_path: Path, capsys: Capture) -> None:
     first, second, other = (tmp_path / f"{name}.png" for name in "abc")
-    said = shown(capsys, "data", "show", digits, "--sheet", first)
+    said = shown(capsys, "data", "show", digits, "--out", first)
     assert f"contact sheet in {first}" in said
-    shown(capsys, "data", "show", digits, "--sheet", second, "--split", "train", "--json")
+    shown(capsys, "data", "show", digits, "--out", second, "--split", "train", "--json")
     assert first.read_bytes() == second.read_bytes()
-    shown(capsys, "data", "show", digits, "--sheet", other, "--seed", 1)
+    shown(capsys, "data", "show", digits, "--out", other, "--seed", 1)
     assert first.read_bytes() != other.read_bytes()
     few = ("--rows", 2, "--columns", 9, "--class", "7", "--split", "val")
-    shown(capsys, "data", "show", digits, "--sheet", other, *few)
+    shown(capsys, "data", "show", digits, "--out", other, *few)
     with Image.open(other) as sheet:
         assert sheet.width > 3 * sheet.height
 
@@ -66,13 +66,13 @@ def test_show_draws_a_sheet(digits: Path, tmp_path: Path, capsys: Capture) -> No
 @pytest.mark.parametrize(
     ("options", "code"),
     [
-        ("--sheet a.jpg", "option.wrong-suffix"),
-        ("--sheet a.png --rows 0", "option.invalid"),
-        ("--sheet a.png --columns 101", "option.invalid"),
-        ("--sheet a.png --split test", "data.no-such-split"),
+        ("--out a.jpg", "option.wrong-suffix"),
+        ("--out a.png --rows 0", "option.invalid"),
+        ("--out a.png --columns 101", "option.invalid"),
+        ("--out a.png --split test", "data.no-such-split"),
         ("--rows 3", "option.needs-sheet"),
-        ("--sheet a.png --class seven", "data.no-such-class"),
-        ("--sheet no/such/a.png", "option.file-unwritable"),
+        ("--out a.png --class seven", "data.no-such-class"),
+        ("--out no/such/a.png", "option.file-unwritable"),
     ],
 )
 def test_mistakes_with_sheets(
@@ -86,7 +86,7 @@ def test_mistakes_with_sheets(
 def test_a_class_that_was_meant(tmp_path: Path, digits: Path) -> None:
     (tmp_path / "siamese cat").mkdir()
     shutil.copy(next(digits.glob("train/0/*.png")), tmp_path / "siamese cat")
-    show = ("data", "show", tmp_path, "--sheet", tmp_path / "a.png", "--class", "siamese")
+    show = ("data", "show", tmp_path, "--out", tmp_path / "a.png", "--class", "siamese")
     check(refused(*show), "data.no-such-class", name="siamese")
 
 

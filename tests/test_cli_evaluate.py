@@ -83,7 +83,7 @@ def test_validation_data_that_has_changed_is_remarked(
 def test_details(averaged: Path, capsys: Capture, tmp_path: Path) -> None:
     file = tmp_path / "said.csv"
     details = ("--per-class", 20, "--confusions", 3)
-    found = result(capsys, averaged, *details, "--predictions", file)
+    found = result(capsys, averaged, *details, "--out", file)
     with open(file, newline="") as lines:
         rows = list(csv.DictReader(lines))
     assert [row["weights"] for row in rows] == ["raw"] * 364 + ["EMA"] * 364
@@ -106,7 +106,7 @@ def test_details(averaged: Path, capsys: Capture, tmp_path: Path) -> None:
 
 
 def test_tables_in_files(averaged: Path, capsys: Capture, tmp_path: Path) -> None:
-    found = result(capsys, averaged, "--per-class", 10, "--tables", tmp_path / "tables")
+    found = result(capsys, averaged, "--per-class", 10, "--out", tmp_path / "tables")
     tables = {}
     for name in ("classes", "confusions", "reliability"):
         with open(tmp_path / "tables" / f"{name}.csv", newline="") as lines:
@@ -124,7 +124,7 @@ def test_tables_in_files(averaged: Path, capsys: Capture, tmp_path: Path) -> Non
     low, high = found["ema_top1_interval"]
     assert low < found["ema_top1"] < high
     (tmp_path / "file").touch()
-    command = ("evaluate", averaged, "--tables", tmp_path / "file")
+    command = ("evaluate", averaged, "--out", tmp_path / "file")
     check(refused(*command), "option.file-unwritable", path=tmp_path / "file")
 
 
@@ -147,7 +147,7 @@ def test_scores_that_are_not_finite(averaged: Path, tmp_path: Path, capsys: Capt
     manifest = path.parent / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {path.name: sha256(path)}))
     file = tmp_path / "said.csv"
-    found = result(capsys, folder, "--predictions", file)
+    found = result(capsys, folder, "--out", file)
     assert (found["top1"], found["top5"], found["loss"]) == (0, 0, None)
     assert (found["not_finite"], found["ema_not_finite"]) == (364, 0)
     assert found["ema_loss"] > 0

@@ -49,7 +49,7 @@ WRONG_WORDS: list[tuple[str, str, dict[str, str], list[str]]] = [
     ("train photos --data.train no/x --data.val no/y", "data.not-found", {"path": "no/x"}, []),
     ("train debug --data ''", "data.empty-location", {}, []),  # as from `--data $UNSET`
     ("evaluate tests", "checkpoint.wrong-path", {"path": "tests"}, []),
-    ("evaluate x --predictions p.txt", "option.wrong-suffix", {"suffix": ".csv"}, []),
+    ("evaluate x --out p.txt", "option.wrong-suffix", {"suffix": ".csv"}, []),
     ("data stage x --to y --optim.lr 1", "option.takes-no-recipe-keys", {"key": "optim.lr"}, []),
     ("data show x --optim.lr 1", "option.needs-augmented", {"key": "optim.lr"}, []),
     ("", "option.missing", {"names": "COMMAND"}, []),
@@ -109,10 +109,27 @@ def suggested(error: TrainyardError) -> list[str]:
         ("predict x y --workers 8", "--data.threads 8 (of each rank)"),
         ("launch slurm debug --node 2", "--nodes 2"),
         ("data show x --spilt val", "--split val"),
+        ("data show x --sheet a.png", "--out a.png"),
+        ("evaluate x --predictions p.csv", "--out p.csv"),
+        ("evaluate x --tables 'my tables'", "--out 'my tables'"),
+        ("predict x y --csv p.csv", "--out p.csv"),
+        ("predict x y --cam=maps", "--out maps"),
+        ("predict x y --embeddings e.npz", "--out e.npz"),
+        ("predict x y --output-dir out", "--out out"),
+        ("runs --csv a.csv", "--out a.csv"),
+        ("export x --out 'my m.onnx'", "trainyard export x 'my m.onnx'"),
+        ("export x --output", "trainyard export x FILE"),
     ],
 )
 def test_wrong_options(arguments: str, meant: str) -> None:
     check(refused(*shlex.split(arguments)), UNKNOWN, hint=f"; did you mean {meant}?")
+
+
+def test_suspects_are_no_predictions() -> None:
+    """`--out s.csv` would have written those."""
+    error = refused("evaluate", "x", "--suspects", "s.csv")
+    check(error, UNKNOWN, option="--suspects")
+    assert "--out FOLDER" in str(error.fields["hint"])
 
 
 @pytest.mark.parametrize("option", ["--gpus", "--ranks", "--device", "--nproc"])
@@ -337,7 +354,7 @@ def test_evaluating_on_data_of_other_classes(finished: Path, digits: Path, tmp_p
 def test_evaluating_as_the_checkpoint_cannot(finished: Path, tmp_path: Path) -> None:
     nothing, nowhere = tmp_path / "none.json", tmp_path / "none" / "p.csv"
     check(refused("evaluate", finished, "--labels", nothing), "file.unreadable", path=nothing)
-    error = refused("evaluate", finished, "--predictions", nowhere)
+    error = refused("evaluate", finished, "--out", nowhere)
     check(error, "option.file-unwritable", path=nowhere)
 
 

@@ -72,7 +72,7 @@ def test_a_folder_is_predicted_as_it_is_evaluated(
     finished: Path, digits: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     lines = tmp_path / "lines.csv"
-    assert run("evaluate", finished, "--predictions", lines, "--json") == 0
+    assert run("evaluate", finished, "--out", lines, "--json") == 0
     with open(lines, newline="") as file:
         expected = {row["file"]: row for row in csv.DictReader(file)}
     found = predicted(capsys, finished, digits / "val")
@@ -90,7 +90,7 @@ def test_views_count_as_in_the_evaluation(
     views: tuple[str, ...], finished: Path, digits: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     lines = tmp_path / "lines.csv"
-    assert run("evaluate", finished, *views, "--predictions", lines, "--json") == 0
+    assert run("evaluate", finished, *views, "--out", lines, "--json") == 0
     with open(lines, newline="") as file:
         expected = {row["file"]: row for row in csv.DictReader(file)}
     found = predicted(capsys, finished, digits / "val", *views)
@@ -124,7 +124,7 @@ def test_images_are_unknown_below_a_probability(
     assert few.count("unknown") == 37
     file = tmp_path / "said.csv"
     one = next((digits / "val" / "3").iterdir())
-    assert "unknown" in shown(capsys, "predict", finished, one, "--unknown-below", 1, "--csv", file)
+    assert "unknown" in shown(capsys, "predict", finished, one, "--unknown-below", 1, "--out", file)
     with open(file, newline="") as lines:
         (row,) = csv.DictReader(lines)
     assert (row["class"], row["path"]) == ("unknown", str(one)) and row["class_1"].isdigit()
@@ -220,7 +220,7 @@ def test_a_bad_image_is_named_and_the_others_go_on(
     shutil.copy(image, tmp_path / "a.png")
     (tmp_path / "d.png").symlink_to("nowhere")
     capsys.readouterr()
-    assert run("predict", finished, tmp_path, "--json", "--csv", tmp_path / "out.csv") == 0
+    assert run("predict", finished, tmp_path, "--json", "--out", tmp_path / "out.csv") == 0
     out, err = capsys.readouterr()
     images = json.loads(out)["images"]
     assert ["error" in entry for entry in images] == [False, True, True, True]
@@ -278,11 +278,11 @@ def test_classes_may_be_called_anything(
         (("",), "data.empty-location"),
         (("{image}", "--top", "0"), "option.invalid"),
         (("{image}", "--unknown-below", "1.5"), "option.invalid"),
-        (("{image}", "--csv", "out.txt"), "option.wrong-suffix"),
+        (("{image}", "--out", "out.txt"), "option.wrong-suffix"),
         (("{image}", "--optim.lr", "1"), "recipe.key-without-effect"),
         (("{image}", "--ema"), "checkpoint.no-average"),
         (("{folder}",), "data.no-images"),
-        (("{image}", "--csv", "{folder}/none/out.csv"), "option.file-unwritable"),
+        (("{image}", "--out", "{folder}/none/out.csv"), "option.file-unwritable"),
     ],
 )
 def test_mistakes(

@@ -24,7 +24,7 @@ def test_they_are_what_the_classifier_layer_gets(
     shutil.copytree(digits / "val" / "3", folder)
     (folder / "bad.png").write_text("no image")
     file = tmp_path / "e.npz"
-    assert run("predict", averaged, folder, "--embeddings", file, "--flip") == 0
+    assert run("predict", averaged, folder, "--out", file, "--flip") == 0
     found = np.load(file)
     classifier = load(averaged)
     paths = sorted(str(path) for path in folder.iterdir() if path.name != "bad.png")

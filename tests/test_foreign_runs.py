@@ -123,7 +123,7 @@ def test_reports_of_damaged_runs(written: Path, seed: int, capsys: Capture) -> N
     commands: list[list[object]] = [
         ["report", written, *out],
         ["report", written, written.with_name("good"), *out],
-        ["runs", written.parent, "--csv", written.parent / "runs.csv"],
+        ["runs", written.parent, "--out", written.parent / "runs.csv"],
     ]
     names = [*OF_RUN, *OF_RUN[:2], *(f"checkpoints/best/{name}" for name in OF_CHECKPOINT[:2])]
     tried(written, names, seed, commands)

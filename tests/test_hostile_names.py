@@ -46,7 +46,7 @@ def trained(hostile: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "evaluate {run} --per-class 9 --confusions 9",
         "predict {run} {data}/val",
         "predict {run} {data}/val/{name}/{name}.png",
-        "data show {data} --sheet {new}.png --class {name}",
+        "data show {data} --out {new}.png --class {name}",
         "data show {data}/{name}",
         "report {run}",
         "export {run} --hub {new}",
@@ -101,7 +101,7 @@ def test_no_name_is_a_formula_in_a_spreadsheet(name: str, tmp_path: Path) -> Non
     assert str(csv_text(name)).startswith("'")
     assert from_csv(str(csv_text(name))) == name
     write_run(tmp_path / "runs" / name, [train_report(1)])
-    assert run("runs", tmp_path / "runs", "--csv", tmp_path / "runs.csv") == 0
+    assert run("runs", tmp_path / "runs", "--out", tmp_path / "runs.csv") == 0
     with open(tmp_path / "runs.csv", newline="") as file:
         (row,) = csv.DictReader(file)
     assert (row["name"], row["run"]) == (csv_text(name), str(tmp_path / "runs" / name))

@@ -85,7 +85,7 @@ def test_a_run_that_was_cut_off_ends_alike(
 def test_what_an_evaluation_shows(trained: Path, tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "all.csv"
     asked = ("--per-class", "20")
-    text = shown(capsys, "evaluate", trained, *asked, "--predictions", path)
+    text = shown(capsys, "evaluate", trained, *asked, "--out", path)
     assert "mAP" in text
     assert "AP" in text
     assert not any(word in text for word in ("top-1", "balanced", "ECE", "wrong guesses"))
@@ -103,10 +103,11 @@ def test_what_an_evaluation_shows(trained: Path, tmp_path: Path, capsys: Capture
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", [("--confusions", 3), ("--suspects", "some.csv")])
-def test_what_is_for_one_label_is_refused(trained: Path, option: tuple[object, ...]) -> None:
+def test_what_is_for_one_label_is_refused_or_left_out(trained: Path, tmp_path: Path) -> None:
     """--confusions changed nothing."""
-    check(refused("evaluate", trained, *option), "option.beside-lists", option=option[0])
+    check(refused("evaluate", trained, "--confusions", 3), "option.beside-lists")
+    assert run("evaluate", trained, "--out", tmp_path / "tables", "--json") == 0
+    assert [path.name for path in (tmp_path / "tables").iterdir()] == ["classes.csv"]
 
 
 @pytest.mark.slow

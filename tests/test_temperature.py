@@ -135,7 +135,7 @@ def test_evaluate_fits_and_all_commands_use_it(
         assert found == fitted[f"{prefix}temperature"] != 1
     assert result() == fitted
     lines = tmp_path / "said.csv"
-    result("--predictions", lines)
+    result("--out", lines)
     expected = {row.split(",")[3]: row.split(",") for row in lines.read_text().splitlines()}
     classifier = load(copied, ema=True)
     assert classifier.temperature == fitted["ema_temperature"]

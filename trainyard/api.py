@@ -147,7 +147,7 @@ def predictions(run: StrPath) -> "Recorded":
         raise DataError(
             "run.predictions-dropped",
             "{path}: of the evaluation at step {step:,}, behind which the run went back: its next "
-            "best evaluation writes others, and `trainyard evaluate RUN --predictions FILE.csv` "
+            "best evaluation writes others, and `trainyard evaluate RUN --out FILE.csv` "
             "those of a checkpoint",
             path=path,
             step=recorded.step,

@@ -161,8 +161,8 @@ SHARED = {
     "image.unreadable": "{name}: {reason}",
     "model.all-frozen": "model.freeze: nothing is left to train: use fewer patterns",
     "model.no-activation-map": (
-        "--cam: the last features of {name} have no places for images of this size, so a class is "
-        "found nowhere in particular"
+        "class activation maps: the last features of {name} have no places for images of this "
+        "size, so a class is found nowhere in particular"
     ),
     "model.no-linear-classifier": (
         "model.linear_probe: {name} has no linear classifier, which maps its features to the "

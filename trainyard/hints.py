@@ -14,6 +14,7 @@ ALIASES = {
     "epochs": "run.length {} epochs",
     "lr": "optim.lr",
     "model": "model.name",
+    "out": "run",
     "output": "run",
     "pretrained": "model.checkpoint",
     "resume": "run.resume",
@@ -37,6 +38,8 @@ _ELSEWHERE = {
         "train": "did you mean trainyard launch local RECIPE --ranks {}?",
         "sweep": _ON_GPUS,
     },
+    "out": {"export": "did you mean trainyard export TARGET {FILE}?"},
+    "suspects": {"evaluate": "--out FOLDER writes suspects.csv, and other tables"},
     "calibrate": {"evaluate": "did you mean trainyard calibrate TARGET?"},
     "remove": {"evaluate": "did you mean trainyard calibrate TARGET --remove?"},
     "CUDA_VISIBLE_DEVICES": dict.fromkeys(
@@ -223,10 +226,12 @@ def hint_at_argument(word: str, value: str | None, known: Collection[str], comma
         return text
     names = ignoring_punctuation(name, known)
     target, form = ("", "") if names else from_other_trainer(name)
+    target = "out" if target == "run" and "run" not in known else target
     if target in known:
         names, value = [target], form.format(value) if value or "{}" not in form else None
     elif elsewhere := _ELSEWHERE.get(target, {}).get(command):
-        return f"; {elsewhere.format(value if value and value.isdecimal() else 'N')}"
+        number = value if value and value.isdecimal() else "N"
+        return f"; {elsewhere.format(number, FILE=shlex.quote(value or 'FILE'))}"
     given = "" if value is None else f" {shlex.quote(value)}"
     names = (names or misspelt(name, known))[:3]
     return as_question([f"--{each}{given}{_REMARKS.get(each, '')}" for each in names])

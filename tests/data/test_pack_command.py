@@ -123,7 +123,7 @@ def test_images_of_a_server_are_requested_many_at_a_time(tmp_path: Path) -> None
         commands = (
             ("data", "pack", url, tmp_path / "out", "--format", "webdataset", "--workers", 1),
             ("data", "verify", url, "--deep", "--workers", 1),
-            ("data", "show", url, "--sheet", tmp_path / "sheet.png"),
+            ("data", "show", url, "--out", tmp_path / "sheet.png"),
         )
         for command in commands:
             assert run("data", "index", url) == 0

@@ -228,9 +228,9 @@ def test_the_command_of_an_augmented_sheet(
     path = tmp_path / "sheet.png"
     base = ("data", "show", digits, "--rows", "2", "--columns", "3")
     ours = ("--augmented", "digits", "--augment.flip", "1", "--data.threads", "1")
-    assert str(path) in shown(capsys, *base, "--sheet", path, *ours)
+    assert str(path) in shown(capsys, *base, "--out", path, *ours)
     with Image.open(path) as image:
         assert image.width > image.height  # a column for the stored image, and three visits
     check(refused("data", "show", digits, "--augmented", "digits"), "option.needs-sheet")
-    error = refused(*base, "--sheet", path, "--augment.flip", "1")
+    error = refused(*base, "--out", path, "--augment.flip", "1")
     check(error, "option.needs-augmented", key="augment.flip")

@@ -333,7 +333,7 @@ def test_folds_together_predict_each_image_once(
     held_out = Counter[str]()
     for row in result["runs"]:
         lines = tmp_path / "lines.csv"
-        assert run("evaluate", row["run"], "--predictions", lines, "--json") == 0
+        assert run("evaluate", row["run"], "--out", lines, "--json") == 0
         with open(lines, newline="") as file:
             held_out += Counter(line["file"] for line in csv.DictReader(file))
     assert held_out == dict.fromkeys(map(str, data.glob("*/*.png")), 1)

@@ -80,7 +80,7 @@ def test_overlays_lie_in_a_folder(averaged: Path, digits: Path, tmp_path: Path) 
     (images / "1.png").write_text("no image")
     (images / "2.png").rename(images / f"2{'名' * 83}.png")  # 254 bytes of 255
     out, table = tmp_path / "cam", tmp_path / "said.csv"
-    assert run("predict", averaged, images, "--cam", out, "--csv", table) == 0
+    assert run("predict", averaged, images, "--out", out, "--out", table) == 0
     assert sorted(path.name for path in out.iterdir()) == [
         "00000-0.png",
         f"00002-2{'名' * 66}.png",
@@ -106,6 +106,6 @@ def test_an_overlay_is_of_the_class_that_all_views_have(
     monkeypatch.setattr(Classifier, "overlay", note)
     images = sorted((digits / "val" / "3").iterdir())
     folder = digits / "val" / "3"
-    assert run("predict", finished, folder, "--cam", tmp_path / "cam", "--scales", "3") == 0
+    assert run("predict", finished, folder, "--out", tmp_path / "cam", "--scales", "3") == 0
     expected = classifier.predict(images, 1, scales=(3.0,))
     assert [classifier.classes[label] for label in labels] == [one[0].name for one in expected]

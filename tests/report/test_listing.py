@@ -153,7 +153,7 @@ def test_a_pipe_in_place_of_a_file_is_not_opened(tmp_path: Path) -> None:
 def test_the_table_and_the_file(tmp_path: Path, capsys: Capture) -> None:
     for name, lines in STATES.items():
         write_run(tmp_path / name, lines)
-    table = shown(capsys, "runs", tmp_path, "--csv", tmp_path / "all.csv").splitlines()
+    table = shown(capsys, "runs", tmp_path, "--out", tmp_path / "all.csv").splitlines()
     cells = [line.split("  ") for line in table if "%" in line]
     assert [row[1] for row in cells] == ["interrupted", "done", "ended early", "failed"]
     assert any("40/100" in line and "60.00%" in line and "2.0" in line for line in table)
@@ -162,7 +162,7 @@ def test_the_table_and_the_file(tmp_path: Path, capsys: Capture) -> None:
         rows = list(csv.DictReader(file))
     assert [row["name"] for row in rows] == ["interrupted", "done", "ended early", "failed"]
     assert float(rows[0]["best"]) == 0.8
-    check(refused("runs", tmp_path, "--csv", "all.txt"), "option.wrong-suffix")
+    check(refused("runs", tmp_path, "--out", "all.txt"), "option.wrong-suffix")
 
 
 def test_what_all_rows_share_is_in_the_head() -> None:

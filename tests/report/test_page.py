@@ -355,8 +355,8 @@ def test_seeds_are_one_curve_and_other_runs_another(trained: list[Path], tmp_pat
 def test_likely_wrong_labels_of_training_images(
     trained: list[Path], digits: Path, tmp_path: Path
 ) -> None:
-    file = tmp_path / "suspects.csv"
-    options = ("--data", digits / "train", "--suspects", file)
+    file = tmp_path / "tables" / "suspects.csv"
+    options = ("--data", digits / "train", "--out", file.parent)
     assert run("evaluate", trained[0], *options, "--json") == 0
     rows = [line.split(",") for line in file.read_text().splitlines()]
     losses = [float(row[-1]) for row in rows[1:]]
@@ -384,12 +384,13 @@ def test_likely_wrong_labels_of_training_images(
 @pytest.mark.slow
 def test_likely_wrong_labels_of_a_part_and_of_merged_data(digits: Path, tmp_path: Path) -> None:
     """Their names in the file are those of no place: the images were not at hand."""
-    folder, file, page_file = (tmp_path / name for name in ("run", "suspects.csv", "r.html"))
+    folder, tables, page_file = (tmp_path / name for name in ("run", "tables", "r.html"))
     place = ("--data.train", digits / "val", "--data.val_share", "0.3", "--run", folder)
     assert run("train", "debug", *place, *SHORT, "--json") == 0
     both = ("--data", digits / "val", "--data", digits / "train")
     for data in ((), both):
-        assert run("evaluate", folder, *data, "--suspects", file, "--json") == 0
+        assert run("evaluate", folder, *data, "--out", tables, "--json") == 0
+        file = tables / "suspects.csv"
         assert run("report", folder, "--suspects", file, "--out", page_file) == 0
         section = page_file.read_text().partition('id="suspects"')[2].partition("</section>")[0]
         assert section.count("<img") == 48

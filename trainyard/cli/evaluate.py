@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from trainyard.api import evaluation_recipe
 from trainyard.arguments import positive
-from trainyard.cli.options import SECTIONS, add_ema, add_views, check_suffix, check_target, loading
+from trainyard.cli.options import (
+    SECTIONS,
+    add_ema,
+    add_outs,
+    add_views,
+    check_suffix,
+    check_target,
+    loading,
+    outs,
+)
 from trainyard.cli.printing import empty_table, naming, print_text, result_console, write_csv
 from trainyard.distributed import discover
 from trainyard.errors import InputError
@@ -80,25 +89,19 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         "--per-class", metavar="N", type=positive, help="print the N classes with the lowest recall"
     )
     add("--confusions", metavar="N", type=positive, help="print the N most frequent confusions")
-    add("--predictions", metavar="FILE.csv", help="write the prediction for each image to a file")
-    add(
-        "--tables",
-        metavar="FOLDER",
-        help="write classes.csv, confusions.csv (the confusion matrix) and reliability.csv",
-    )
-    add(
-        "--suspects",
-        metavar="FILE.csv",
-        help="write the images whose label the model takes for unlikely, the unlikeliest first; "
-        "with --data TRAIN those of the training data",
+    add_outs(
+        parser,
+        "FILE.csv: write the prediction for each image; FOLDER: write classes.csv, confusions.csv "
+        "(the confusion matrix), reliability.csv, and suspects.csv, the images whose label the "
+        "model takes for unlikely, the unlikeliest first (with --data TRAIN of the training data)",
     )
     add("--json", action="store_true", help="print the result as JSON")
 
 
 def evaluate(options: argparse.Namespace) -> int:
     """Run `trainyard evaluate`. Returns the exit code."""
-    check_suffix(options.predictions, "--predictions", ".csv")
-    check_suffix(options.suspects, "--suspects", ".csv")
+    for path in options.out:
+        check_suffix(path, "--out", ".csv", "")
     run_folder, checkpoint = check_target(options)
     from trainyard.data.index.merge import validation_splits
     from trainyard.monitor.terminal import EscapingConsole
@@ -129,6 +132,7 @@ def evaluate(options: argparse.Namespace) -> int:
         print(json.dumps(as_json(result, options.per_class, options.confusions)))
     else:
         print_result(result, options.per_class, options.confusions)
+        print_text(*(f"written: {path}" for path in options.out))
     return 0
 
 
@@ -136,24 +140,19 @@ def _check_lists(options: argparse.Namespace, checkpoint: Path) -> None:
     """InputError for an option about the one label of an image, where images have lists of them."""
     from trainyard.training.checkpoint import read_progress
 
-    if read_progress(checkpoint).get("has_lists", False):
-        for option in ("confusions", "suspects"):
-            if getattr(options, option) is not None:
-                raise InputError(
-                    "option.beside-lists",
-                    "{option}: is for images with one label each, and these have lists of labels",
-                    option=f"--{option}",
-                )
+    if options.confusions is not None and read_progress(checkpoint).get("has_lists", False):
+        raise InputError(
+            "option.beside-lists",
+            "--confusions: is for images with one label each, and these have lists of labels",
+        )
 
 
 def _write(options: argparse.Namespace, result: "DataSetResult") -> None:
     """Write the files that are wanted."""
-    if options.predictions:
-        write_predictions(Path(options.predictions), result)
-    if options.tables:
-        write_tables(Path(options.tables), result)
-    if options.suspects:
-        write_suspects(Path(options.suspects), result)
+    for path in outs(options, ".csv"):
+        write_predictions(path, result)
+    for folder in outs(options, ""):
+        write_tables(folder, result)
 
 
 def as_json(
@@ -313,7 +312,7 @@ def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
 
 
 def write_tables(folder: Path, result: "DataSetResult") -> None:
-    """Write the tables of classes, of pairs of classes and of confidence, with a line for each."""
+    """Write the tables of classes, and for one label each of pairs, of confidence and suspects."""
     from trainyard.training.weight_names import label_of
 
     tables: dict[str, list[dict[str, Any]]] = {"classes": []}
@@ -325,11 +324,13 @@ def write_tables(folder: Path, result: "DataSetResult") -> None:
             records["reliability"] = _reliability(columns)
         for name, rows in records.items():
             tables.setdefault(name, []).extend(where | row for row in rows)
-    with naming("--tables", folder):
+    with naming("--out", folder):
         folder.mkdir(parents=True, exist_ok=True)
     for name, rows in tables.items():
         head = [list(rows[0])] if rows else []
-        write_csv("--tables", folder / f"{name}.csv", [*head, *(row.values() for row in rows)])
+        write_csv("--out", folder / f"{name}.csv", [*head, *(row.values() for row in rows)])
+    if not _has_lists(result):
+        write_suspects(folder / "suspects.csv", result)
 
 
 def write_suspects(path: Path, result: "DataSetResult") -> None:
@@ -343,7 +344,7 @@ def write_suspects(path: Path, result: "DataSetResult") -> None:
         (*line, f"{losses[n]:.4f}")
         for n, line in zip(order, _lines(result, prefix, order), strict=True)
     )
-    write_csv("--suspects", path, [(*_COLUMNS, "loss"), *lines])
+    write_csv("--out", path, [(*_COLUMNS, "loss"), *lines])
 
 
 def write_predictions(path: Path, result: "DataSetResult") -> None:
@@ -352,7 +353,7 @@ def write_predictions(path: Path, result: "DataSetResult") -> None:
     Lists of labels, and of classes with a probability above 0.5, are separated by "|".
     """
     lines = (line for prefix in result.predictions for line in _lines(result, prefix))
-    write_csv("--predictions", path, [_LIST_COLUMNS if _has_lists(result) else _COLUMNS, *lines])
+    write_csv("--out", path, [_LIST_COLUMNS if _has_lists(result) else _COLUMNS, *lines])
 
 
 def _lines(

@@ -3,6 +3,7 @@
 import argparse
 import atexit
 import gc
+import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,16 +26,33 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=positive, default=cores, metavar="N", help=text)
 
 
+def suffix_of(path: str) -> str:
+    """The ending of a file to write, in lower case; "" for a folder."""
+    return "" if path.endswith(os.sep) or os.path.isdir(path) else Path(path).suffix.lower()
+
+
 def check_suffix(path: str | None, option: str, *suffixes: str) -> None:
-    """InputError unless a file to write, if there is one, ends in one of these, in any case."""
-    if path and Path(path).suffix.lower() not in suffixes:
+    """InputError unless a path to write, if there is one, has one of these in `suffix_of`."""
+    if path and suffix_of(path) not in suffixes:
         raise InputError(
             "option.wrong-suffix",
-            "{option} {path}: name a file that ends in {suffix}",
+            "{option} {path}: name a file that ends in {suffix}{hint}",
             option=option,
             path=path,
-            suffix=suffixes[0],
+            suffix=" or ".join(filter(None, suffixes)),
+            hint=", or a folder" if "" in suffixes else "",
         )
+
+
+def add_outs(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add --out, of which each path is of the kind that `suffix_of` tells."""
+    text += "; can be given again"
+    parser.add_argument("--out", metavar="PATH", action="append", default=[], help=text)
+
+
+def outs(options: argparse.Namespace, suffix: str) -> list[Path]:
+    """The paths of --out with this suffix, "" for folders."""
+    return [Path(path) for path in options.out if suffix_of(path) == suffix]
 
 
 # --- a trained model ---

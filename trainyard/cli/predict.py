@@ -14,11 +14,13 @@ from trainyard.arguments import fraction, positive
 from trainyard.cli.options import (
     SECTIONS,
     add_checkpoint,
+    add_outs,
     add_views,
     check_overrides,
     check_suffix,
     check_target,
     loading,
+    outs,
 )
 from trainyard.cli.printing import empty_table, naming, print_text, result_console, write_csv
 from trainyard.data.storage.source import is_remote
@@ -138,16 +140,11 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         help="call an image unknown if its likeliest class has a probability below P, such as 0.5",
     )
     add("--json", action="store_true", help="print one JSON document with an entry per image")
-    add("--csv", metavar="FILE.csv", help="write a file with a line per image")
-    add(
-        "--embeddings",
-        metavar="FILE.npz",
-        help="write what the classifier layer gets, float32[images, D], and the images' paths",
-    )
-    add(
-        "--cam",
-        metavar="FOLDER",
-        help="write each image, red where the model finds its likeliest class (Grad-CAM), as PNG",
+    add_outs(
+        parser,
+        "FILE.csv: write a line per image; FILE.npz: write what the classifier layer gets, "
+        "float32[images, D], and the images' paths; FOLDER: write each image, red where the model "
+        "finds its likeliest class (Grad-CAM), as PNG",
     )
     add(
         "--duplicates",
@@ -184,8 +181,8 @@ def predict(options: argparse.Namespace) -> int:
         warn(console, [printable(remark) for remark in remarks])
         _check_unknown(classifier, options)
         predictions = _predicted(classifier, found, options, console)
-        if options.cam:
-            _write_overlays(Path(options.cam), predictions)
+        for path in outs(options, ""):
+            _write_overlays(path, predictions)
     bad, total = predictions.bad(), sum(len(images.index) for images in found)
     if len(bad) == total:
         name, reason = bad[0]
@@ -202,7 +199,7 @@ def predict(options: argparse.Namespace) -> int:
     if options.json:
         print(_as_json(predictions))
     else:
-        _print(predictions, total - len(bad), options.csv)
+        _print(predictions, total - len(bad))
     for name, reason in bad[:_SHOWN]:
         print_line(f"{name}: {reason}")
     if len(bad) > 1:
@@ -212,8 +209,8 @@ def predict(options: argparse.Namespace) -> int:
 
 def _check_files(options: argparse.Namespace) -> None:
     """InputError for the wrong suffix of a file to write, or --similar without its file."""
-    check_suffix(options.csv, "--csv", ".csv")
-    check_suffix(options.embeddings, "--embeddings", ".npz")
+    for path in options.out:
+        check_suffix(path, "--out", ".csv", ".npz", "")
     check_suffix(options.duplicates, "--duplicates", ".csv")
     if options.similar is not None and not options.duplicates:
         raise InputError(
@@ -290,7 +287,7 @@ def _predicted(
                 options.top,
                 flip=options.flip,
                 scales=options.scales,
-                embed=bool(options.embeddings or options.duplicates),
+                embed=bool(outs(options, ".npz") or options.duplicates),
                 on_batch=on_batch,
             )
             guesses.bad.update(images.missing)
@@ -322,9 +319,10 @@ def _as_json(predictions: Predictions) -> str:
 def _write(predictions: Predictions) -> None:
     """Write the files that are wanted. InputError if one cannot be written."""
     options = predictions.options
-    if options.csv:
-        _write_csv(Path(options.csv), predictions)
-    if not (options.embeddings or options.duplicates):
+    for path in outs(options, ".csv"):
+        _write_csv(path, predictions)
+    archives = outs(options, ".npz")
+    if not (archives or options.duplicates):
         return
     import numpy as np
 
@@ -335,15 +333,14 @@ def _write(predictions: Predictions) -> None:
         if guesses.vectors is not None
     ]
     vectors = np.concatenate(parts)
-    if options.embeddings:
+    for path in archives:
         columns = {
             "vectors": vectors,
             "paths": np.array([row.path for row in rows]),
             "offsets": np.array([row.location.get("offset", 0) for row in rows], np.int64),
             "classes": np.array([row.answer for row in rows]),
         }
-        path = Path(options.embeddings)
-        with naming("--embeddings", path), atomic_write(path) as file:
+        with naming("--out", path), atomic_write(path) as file:
             np.savez(file, **columns)  # type: ignore[arg-type]  # allow_pickle is no array
     if options.duplicates:
         from trainyard.datasets.near_duplicates import MOST, near_duplicates
@@ -375,7 +372,7 @@ def _write_overlays(folder: Path, predictions: Predictions) -> None:
                 stem = Path(images.name(number).partition("?")[0]).stem
                 if len(os.fsencode(stem)) > _LONGEST:  # the number tells it apart
                     stem = os.fsencode(stem)[:_LONGEST].decode(errors="ignore")
-                with naming("--cam", folder):
+                with naming("--out", folder):
                     folder.mkdir(parents=True, exist_ok=True)
                     image.save(folder / f"{count:05}-{stem}.png")
             count += 1
@@ -398,18 +395,18 @@ def _write_csv(path: Path, predictions: Predictions) -> None:
         origin = (row.name, row.path, str(row.location.get("offset", "")), row.error or "")
         answer = "" if predictions.classifier.has_lists else row.answer
         lines.append([*origin, answer, *(cells or [""] * len(columns))])
-    write_csv("--csv", path, lines)
+    write_csv("--out", path, lines)
 
 
 # --- on a terminal ---
 
 
-def _print(predictions: Predictions, count: int, written: str | None) -> None:
+def _print(predictions: Predictions, count: int) -> None:
     """Print all guesses of a few images, the top one of more, or counts of classes for many.
 
-    `count`: readable images; `written`: the file with a line per image, if there is one.
+    `count`: readable images.
     """
-    console = result_console()
+    console, written = result_console(), predictions.options.out
     if count <= _ONE_BY_ONE:
         rows = [row for row in predictions.rows() if not row.error]
         for row in rows if count <= _IN_FULL else ():
@@ -420,10 +417,9 @@ def _print(predictions: Predictions, count: int, written: str | None) -> None:
             console.print(_one_by_one(rows))
     else:
         console.print(_counted(predictions, count))
-        if written is None:
-            console.print("--csv FILE.csv and --json list each image", soft_wrap=True)
-    if written is not None:
-        console.print(f"each image is in {written}", soft_wrap=True)
+        if not written:
+            console.print("--out FILE.csv and --json list each image", soft_wrap=True)
+    print_text(*(f"written: {path}" for path in written))
 
 
 def _in_full(row: Row) -> "Table":

@@ -21,7 +21,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add(
         "--suspects",
         metavar="FILE.csv",
-        help="also show images that may have a wrong label: the file of evaluate --suspects",
+        help="also show images that may have a wrong label: suspects.csv of evaluate --out",
     )
     add(
         "--cam",

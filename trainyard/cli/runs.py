@@ -26,21 +26,21 @@ def add(parser: argparse.ArgumentParser) -> None:
         default="best",
         help="the best first (default), by name, or the last changed first",
     )
-    add("--csv", metavar="FILE.csv", help="write all values to a file too")
+    add("--out", metavar="FILE.csv", help="write all values to a file too")
     add("--json", action="store_true", help="print all values as JSON")
     parser.set_defaults(run_command=runs)
 
 
 def runs(options: argparse.Namespace) -> int:
     """Run `trainyard runs`. Returns the exit code."""
-    check_suffix(options.csv, "--csv", ".csv")
+    check_suffix(options.out, "--out", ".csv")
     from trainyard.report.listing import Row, list_runs
 
     rows = list_runs(Path(options.folder), options.sort)
-    if options.csv:
+    if options.out:
         columns = [field.name for field in fields(Row)]
         values = [[getattr(row, name) for name in columns] for row in rows]
-        write_csv("--csv", Path(options.csv), [columns, *values])
+        write_csv("--out", Path(options.out), [columns, *values])
     if options.json:
         print(json.dumps([asdict(row) for row in rows]))
     else:

@@ -64,7 +64,7 @@ def confidence_section(scores: Predictions, temperature: float) -> Html:
     if temperature != 1:
         text += (
             f" These confidences are before the temperature of {temperature:g} that the checkpoint "
-            "has: trainyard evaluate --tables has those after it, which are predict's."
+            "has: trainyard evaluate --out FOLDER has those after it, which are predict's."
         )
     cells: list[list[Child]] = [
         [

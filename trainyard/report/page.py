@@ -39,7 +39,7 @@ def write_report(
 ) -> Path:
     """Write a report to `out`; by default into a run's directory, or here for several runs.
 
-    `suspects`: a file of `evaluate --suspects`, shown too. `cam`: True for class activation maps
+    `suspects`: suspects.csv of `evaluate --out`, shown too. `cam`: True for class activation maps
     beside the worst errors. InputError for a folder that is no run directory, a file of another
     kind, one that cannot be written, or a model without maps; CheckpointError for one that cannot
     be loaded.

@@ -1,4 +1,4 @@
-"""A section on images that may have a wrong label, from the file of `evaluate --suspects`."""
+"""A section on images that may have a wrong label, from suspects.csv of `evaluate --out`."""
 
 import csv
 from itertools import islice
@@ -29,7 +29,7 @@ class _Suspect(NamedTuple):
 def suspects_section(path: Path, run: Run) -> Section:
     """The first images of the file, with pictures if their data is at hand.
 
-    InputError if the file is none that `evaluate --suspects` writes.
+    InputError if the file is no suspects.csv of `evaluate --out FOLDER`.
     """
     suspects, count = _read(path)
     album = _album(suspects, run) if suspects else Album()
@@ -65,8 +65,8 @@ def _read(path: Path) -> tuple[list[_Suspect], int]:
         reason = getattr(error, "strerror", None) or f"it has no {error}"
         raise InputError(
             "report.suspects-unreadable",
-            "--suspects {path}: {reason}: name the file that trainyard evaluate RUN --suspects "
-            "wrote",
+            "--suspects {path}: {reason}: name the suspects.csv that trainyard evaluate RUN --out "
+            "FOLDER wrote",
             path=path,
             reason=reason,
         ) from None

@@ -31,7 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_location(parser)
     add_division(parser)
     sheet = parser.add_argument_group("contact sheet")
-    sheet.add_argument("--sheet", metavar="FILE.png", help="draw random images, with labels")
+    sheet.add_argument("--out", metavar="FILE.png", help="draw random images, with labels")
     sheet.add_argument("--split", metavar="NAME", help="split to draw from; default: train")
     sheet.add_argument("--class", metavar="NAME", dest="class_name", help="draw only this class")
     sheet.add_argument("--rows", metavar="R", type=_few, default=_ROWS, help="default: 6")
@@ -58,17 +58,17 @@ def data_show(options: argparse.Namespace) -> int:
     """Run `trainyard data show`. Returns the exit code."""
     chosen = (options.split, options.class_name, options.rows, options.columns, options.seed)
     is_chosen = chosen != (None, None, _ROWS, _COLUMNS, 0) or options.augmented is not None
-    if options.sheet is None and is_chosen:
+    if options.out is None and is_chosen:
         raise InputError(
             "option.needs-sheet",
             "--split, --class, --rows, --columns, --seed and --augmented are for a contact sheet: "
-            "add --sheet FILE.png",
+            "add --out FILE.png",
         )
     if options.overrides:
         _check_overrides(options)
-    check_suffix(options.sheet, "--sheet", ".png")  # before all is indexed
+    check_suffix(options.out, "--out", ".png")  # before all is indexed
     indices = open_splits(options.location, division=division_of(options))
-    if options.sheet is not None:
+    if options.out is not None:
         _draw_sheet(options, indices)
     described = {split: _describe(index) for split, index in indices.items()}
     if options.json:
@@ -76,8 +76,8 @@ def data_show(options: argparse.Namespace) -> int:
         return 0
     _print_summary(described)
     _print_classes(described)
-    if options.sheet is not None:
-        print(f"contact sheet in {options.sheet}")
+    if options.out is not None:
+        print(f"contact sheet in {options.out}")
     return 0
 
 
@@ -193,7 +193,7 @@ def _print_classes(described: dict[str, dict[str, Any]]) -> None:
 def _draw_sheet(options: argparse.Namespace, indices: dict[str, "Index"]) -> None:
     from trainyard.datasets.contact_sheet import contact_sheet, random_samples, save_sheet
 
-    path = Path(options.sheet)
+    path = Path(options.out)
     split = options.split or next(iter(indices))
     if split not in indices:
         hint = did_you_mean(split, indices) or f", but {', '.join(indices)}"
@@ -220,7 +220,7 @@ def _draw_sheet(options: argparse.Namespace, indices: dict[str, "Index"]) -> Non
         sheet = _augmented(options, index, samples, title[0])
     else:
         sheet = contact_sheet(index, samples, options.columns, title)
-    with naming("--sheet", path):
+    with naming("--out", path):
         save_sheet(path, sheet)
 
 
