@@ -133,7 +133,10 @@ def test_evaluate_fits_and_all_commands_use_it(
         assert fitted[f"{prefix}ece"] < before[f"{prefix}ece"]
         found = load_temperatures(newest(copied))[weights]
         assert found == fitted[f"{prefix}temperature"] != 1
-    assert result() == fitted
+    was = {key: fitted.pop(key) for key in [*fitted] if key.endswith("_before")}
+    for key, value in was.items():
+        assert value == pytest.approx(before[key.removesuffix("_before")], abs=1e-6)
+    assert len(was) == 4 and result() == fitted
     lines = tmp_path / "said.csv"
     result("--out", lines)
     expected = {row.split(",")[3]: row.split(",") for row in lines.read_text().splitlines()}
@@ -151,6 +154,17 @@ def test_evaluate_fits_and_all_commands_use_it(
     assert "loss" not in measured and "loss" not in card.partition("## Use")[0]  # it was before
     assert result("--remove", command="calibrate") == before == result()
     assert load_temperatures(newest(copied)) == {}
+
+
+def test_a_fit_is_shown_beside_what_was_before(copied: Path, capsys: Capture) -> None:
+    """Of a second fit, before is what the first one has left."""
+    before = json.loads(shown(capsys, "evaluate", copied, "--no-ema", "--json"))
+    said = shown(capsys, "calibrate", copied, "--no-ema")
+    after = json.loads(shown(capsys, "evaluate", copied, "--no-ema", "--json"))
+    for key in ("loss", "ece"):
+        assert f"{before[key]:.4f} before" in said and f"{after[key]:.4f} after" in said
+    again = json.loads(shown(capsys, "calibrate", copied, "--no-ema", "--json"))
+    assert again["loss_before"] == pytest.approx(after["loss"], abs=1e-6)
 
 
 def test_what_predict_would_not_repeat_is_not_fitted(copied: Path, some: Path) -> None:
@@ -200,4 +214,6 @@ def test_a_damaged_file_is_named(text: str, copied: Path) -> None:
     path.write_text(text)
     with raises("temperature.damaged", path=path):
         load(copied)
-    check(refused("evaluate", copied), "temperature.damaged", path=path)
+    for command in ("evaluate", "calibrate"):
+        check(refused(command, copied), "temperature.damaged", path=path)
+    assert run("calibrate", copied, "--remove", "--json") == 0

@@ -287,7 +287,8 @@ def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
         low, high = tree[f"{prefix}top1_interval"]
         yield f"{which[prefix]}95% interval of top-1 (Wilson): {low:.2%} to {high:.2%}"
     for prefix in (each for each in prefixes if f"{each}temperature" in tree):
-        yield f"{which[prefix]}logits divided by the temperature {tree[f'{prefix}temperature']:g}"
+        value = f"{tree[f'{prefix}temperature']:g}{''.join(_changes(tree, prefix))}"
+        yield f"{which[prefix]}logits divided by the temperature {value}"
     if tree["flip"] or tree["scales"] != [1]:
         kind = "sigmoid" if "map" in tree else "softmax"
         mirrored = " and of its mirror image" if tree["flip"] else ""
@@ -306,6 +307,14 @@ def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
     if "reassessed" in tree:
         again = tree["reassessed"]
         yield f"{where}: new top-1 on the {again['samples']:,} images in {again['labels']}"
+
+
+def _changes(tree: dict[str, Any], prefix: str) -> Iterator[str]:
+    """What the fit of a temperature has changed, if there was one."""
+    for key, name in (("loss", "loss"), ("ece", "ECE")):
+        if f"{prefix}{key}_before" in tree:
+            was, now = tree[f"{prefix}{key}_before"], tree[f"{prefix}{key}"]
+            yield f"; {name} {was:.4f} before the fit, {now:.4f} after it"
 
 
 # --- files ---

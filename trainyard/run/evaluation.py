@@ -91,6 +91,8 @@ class DataSetResult:
     options: EvaluationOptions
     temperatures: Temperatures = field(default_factory=dict)
     """The temperatures of the weights by prefix, where they are not 1."""
+    before: dict[str, Predictions] = field(default_factory=dict)
+    """The predictions before a fit of temperatures, by prefix."""
 
     @cached_property
     def labels(self) -> NDArray[Any]:
@@ -108,6 +110,9 @@ class DataSetResult:
             tree |= {f"{prefix}not_finite": scores.not_finite()}
         for prefix, temperature in self.temperatures.items():
             tree[f"{prefix}temperature"] = temperature
+        for prefix, scores in self.before.items():
+            tree[f"{prefix}loss_before"] = scores.evaluation().loss
+            tree[f"{prefix}ece_before"] = calibration_error(scores)
         tree |= {"ema_decay": float(self.best_average)} if self.best_average else {}
         tree |= {
             "classes": len(self.classes),
@@ -156,7 +161,7 @@ def evaluate_checkpoint(
                 name: trained_model(config, path, len(classes), name).to(device) for name in names
             }
         feeds = build_feeds(config, world, device)
-        temperatures = _calibrated(
+        calibrated = _calibrated(
             config, feeds, data, models, options=options, path=path, console=console
         )
         title, index, views = f"evaluating on {data.where}", data.index, options.views
@@ -166,7 +171,7 @@ def evaluate_checkpoint(
                 config, feeds, batches, by_prefix, index=index, numbers=data.numbers, views=views
             )
         with together(world):
-            return _result(data, scores, classes, options, best=best, temperatures=temperatures)
+            return _result(data, scores, classes, options, best=best, calibrated=calibrated)
 
 
 def _calibrated(
@@ -178,9 +183,9 @@ def _calibrated(
     options: EvaluationOptions,
     path: Path,
     console: Console,
-) -> Temperatures:
-    """The temperatures of models by prefix; their logits are divided by them."""
-    by_name = calibrate(
+) -> tuple[Temperatures, dict[str, Predictions]]:
+    """The temperatures of models by prefix, by which logits are divided; predictions before."""
+    by_name, before = calibrate(
         config,
         feeds,
         data.index,
@@ -190,7 +195,10 @@ def _calibrated(
         numbers=data.numbers,
         console=console,
     )
-    return {prefix_of(name): temperature for name, temperature in by_name.items()}
+    return (
+        {prefix_of(name): temperature for name, temperature in by_name.items()},
+        {prefix_of(name): scores for name, scores in before.items()},
+    )
 
 
 def _open(
@@ -259,11 +267,12 @@ def _result(
     options: EvaluationOptions,
     *,
     best: str,
-    temperatures: Temperatures,
+    calibrated: tuple[Temperatures, dict[str, Predictions]],
 ) -> DataSetResult:
     if not next(iter(predictions.values())).is_read().any():
         raise DataError("data.none-readable", location=data.where, num_images=len(data.index))
     numbers = range(len(classes)) if data.numbers is None else data.numbers
+    temperatures, before = calibrated
     return DataSetResult(
         data=data,
         classes=tuple(classes[number] for number in numbers),
@@ -272,4 +281,5 @@ def _result(
         best_average=best,
         options=options,
         temperatures=temperatures,
+        before=before,
     )

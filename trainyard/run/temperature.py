@@ -22,7 +22,9 @@ from trainyard.files import read_json, write_text
 from trainyard.image_size import height_width
 from trainyard.model.adapt import classifier_keys
 from trainyard.run.predict import evaluator_of, shown
+from trainyard.training.evaluate import predictions_of
 from trainyard.training.label_scores import LabelScores
+from trainyard.training.predictions import Predictions
 from trainyard.world import together
 
 _FILE = "temperature.json"
@@ -45,7 +47,7 @@ def load_temperatures(checkpoint: Path) -> Temperatures:
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
             "temperature.damaged",
-            "{path}: {reason}: fit it again, trainyard calibrate RUN, or delete it",
+            "{path}: {reason}: trainyard calibrate RUN --remove deletes it, to be fitted again",
             path=path,
             reason=str(error),
         ) from None
@@ -85,17 +87,17 @@ def calibrate(
     fit: bool | None,
     numbers: Sequence[int] | None,
     console: Console,
-) -> Temperatures:
+) -> tuple[Temperatures, dict[str, Predictions]]:
     """Divide the logits of models, weights of a checkpoint by name, by their temperatures.
 
     `fit`: True fits and keeps them, False removes those that are kept, None takes those. `numbers`
-    are the logits to keep, None for all. All ranks call.
+    are the logits to keep, None for all. The predictions are those before a fit. All ranks call.
     """
     world = feeds.world
     with together(world):
         if fit is False and world.is_first:
             save_temperatures(checkpoint, {})
-        temperatures = load_temperatures(checkpoint) if fit is None else {}
+        temperatures = {} if fit is False else load_temperatures(checkpoint)
         for model in models.values() if fit else ():
             _check_linear(config, model, feeds.device)
         if fit and index.lists is not None:
@@ -103,15 +105,12 @@ def calibrate(
                 "temperature.label-lists",
                 "a temperature is for images with one label each, and these have lists of labels",
             )
+    before = {}
     if fit:
-        evaluator = evaluator_of(config, feeds, index, numbers=numbers)
-        title = "fitting the temperature"
-        with shown(config, feeds, index, title=title, console=console) as batches:
-            scores = evaluator.label_scores(models, batches)
-        with together(world):
-            if not any(each.read.any() for each in scores.values()):
-                raise DataError("data.none-readable", location=index.root, num_images=len(index))
+        scores = _scores(config, feeds, index, models, numbers=numbers, console=console)
         labels = torch.from_numpy(np.asarray(index.label, np.int64))
+        for name in models:
+            before[name] = predictions_of(scores[name], labels, temperatures.get(name, 1.0))
         temperatures = {name: best_temperature(scores[name], labels) for name in models}
         with together(world):
             if world.is_first:
@@ -119,7 +118,27 @@ def calibrate(
     temperatures = {name: temperatures[name] for name in models if name in temperatures}
     for name, temperature in temperatures.items():
         divide(models[name], temperature)
-    return temperatures
+    return temperatures, before
+
+
+def _scores(
+    config: RunConfig,
+    feeds: Feeds,
+    index: Index,
+    models: Mapping[str, nn.Module],
+    *,
+    numbers: Sequence[int] | None,
+    console: Console,
+) -> dict[str, LabelScores]:
+    """The logits of models. DataError if no image can be read."""
+    evaluator = evaluator_of(config, feeds, index, numbers=numbers)
+    title = "fitting the temperature"
+    with shown(config, feeds, index, title=title, console=console) as batches:
+        scores = evaluator.label_scores(models, batches)
+    with together(feeds.world):
+        if not any(each.read.any() for each in scores.values()):
+            raise DataError("data.none-readable", location=index.root, num_images=len(index))
+    return scores
 
 
 def best_temperature(scores: LabelScores, labels: Tensor) -> float:

@@ -138,13 +138,22 @@ def _predicted(views: list[Tensor], batch: Batch) -> Tensor:
     if others:  # log of the mean of all softmax
         each = [of_BC.log_softmax(dim=1) for of_BC in views]
         logits_BC = reduce(torch.logaddexp, each) - math.log(len(each))
-    labels = batch.labels
+    return torch.where(batch.weights > 0, _rows(logits_BC, batch.labels), 0)
+
+
+def predictions_of(scores: LabelScores, labels: Tensor, temperature: float) -> Predictions:
+    """Predictions by the softmax of logits over a temperature. `labels`: int64[samples]."""
+    rows = _rows(torch.from_numpy(scores.logits).T / temperature, labels)
+    return Predictions(*torch.where(torch.from_numpy(scores.read), rows, 0).numpy())
+
+
+def _rows(logits_BC: Tensor, labels: Tensor) -> Tensor:
     truth = logits_BC.gather(1, labels[:, None])
     classes = torch.arange(logits_BC.shape[1], device=labels.device)
     is_before = (logits_BC > truth) | ((logits_BC == truth) & (classes < labels[:, None]))
     best, guess = logits_BC.max(dim=1).values, logits_BC.argmax(dim=1)
     is_finite = logits_BC.isfinite().all(dim=1)
-    rows = torch.stack(
+    return torch.stack(
         [
             torch.where(is_finite, 1 + is_before.sum(dim=1), NOWHERE).float(),
             torch.where(is_finite, guess, -1).float(),
@@ -152,7 +161,6 @@ def _predicted(views: list[Tensor], batch: Batch) -> Tensor:
             F.cross_entropy(logits_BC, labels, reduction="none"),
         ]
     )
-    return torch.where(batch.weights > 0, rows, 0)
 
 
 def _scored(views: list[Tensor], batch: Batch) -> Tensor:
