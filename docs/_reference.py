@@ -122,7 +122,7 @@ def subcommands(parser: argparse.ArgumentParser) -> list[tuple[argparse.Argument
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             about = {choice.dest: choice.help or "" for choice in action._choices_actions}
-            return [(parser, about[name]) for name, parser in action.choices.items()]
+            return [(action.choices[name], text) for name, text in about.items()]
     return []
 
 

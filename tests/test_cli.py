@@ -1,5 +1,6 @@
 """The commands: what they print when all is well."""
 
+import argparse
 import json
 import shlex
 import shutil
@@ -12,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.command_line import SHORT, Capture, run, shown
-from tests.docs.pages import options_of_training
+from tests.docs.pages import options_of_training, subparsers
 from tests.errors import check, refused
 from trainyard import command_line, hints
-from trainyard.command_line import COMMANDS, main, split_overrides
+from trainyard.command_line import COMMANDS, _parser, main, split_overrides
 from trainyard.config import all_keys, builtin_recipes, load_recipe
 from trainyard.hints import with_our_names
 
@@ -276,6 +277,18 @@ def test_launch_dry_run(capsys: Capture, digits: Path, tmp_path: Path) -> None:
         "--run.length=2 steps",
     ]
     assert not (tmp_path / "a run").exists()
+
+
+def test_long_helps_are_in_groups() -> None:
+    """Of ten options at most without a title, as of 27 of `launch slurm`."""
+    queue: list[argparse.ArgumentParser] = [_parser()]
+    while queue:
+        parser = queue.pop()
+        queue += subparsers(parser).values()
+        for group in parser._action_groups:
+            is_untitled = group.title in ("positional arguments", "options")
+            hidden = parser.prog.endswith(" agent")
+            assert len(group._group_actions) <= 10 or not is_untitled or hidden, parser.prog
 
 
 @pytest.mark.parametrize("command", [[], ["estimate"], ["launch"]], ids=" ".join)

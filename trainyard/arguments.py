@@ -1,7 +1,10 @@
-"""Numbers on the command line, as types of argparse."""
+"""Options of the command line: numbers, as types of argparse."""
 
 import argparse
 import math
+
+Parser = argparse._ActionsContainer
+"""A parser, or a group of its options."""
 
 
 def positive(text: str) -> int:

@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,22 +26,22 @@ from trainyard.printable import printable
 from trainyard.streams import lost_output
 
 COMMANDS = {
+    "data": "prepare, index and look at data sets",
+    "recipes": "list the recipes, or print one",
+    "doctor": "check machines, network, disks and data before training",
+    "bench": "images per second of this machine, and what bounds them",
+    "estimate": "hours, memory and cost of a run before it starts",
     "train": "train a recipe, or go on with a run",
     "launch": "train a recipe on several replicas",
     "sweep": "train a recipe with several values of its keys, and compare",
+    "runs": "a table of the runs below a folder",
+    "report": "a run, or several, as one HTML file",
     "evaluate": "accuracy of a run or checkpoint on validation data",
     "calibrate": "fit the temperature of a run's probabilities",
     "predict": "the classes that a run or checkpoint gives to images",
     "export": "a run or checkpoint for timm, ONNX or torch.export",
-    "report": "a run, or several, as one HTML file",
-    "runs": "a table of the runs below a folder",
-    "estimate": "hours, memory and cost of a run before it starts",
-    "doctor": "are machines, network, disks and data fit to train",
-    "bench": "images per second of this machine, and what bounds them",
-    "recipes": "list the recipes, or print one",
-    "data": "prepare, index and look at data sets",
 }
-"""What each command is for; its module in cli/ has its name."""
+"""What each command is for, in the order of a user's day; its module in cli/ has its name."""
 _PATH_ERRORS = (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 _LIMITS = {
@@ -231,12 +231,16 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
         self.set_defaults(parser=self)
-        self.commands: Mapping[str, _Parser] = {}
 
-    def add_subparsers(self, **options: Any) -> Any:
-        subparsers = super().add_subparsers(**options)
-        self.commands = subparsers.choices
-        return subparsers
+    @property
+    def commands(self) -> "dict[str, _Parser]":
+        """Its commands that --help lists."""
+        return {
+            listed.dest: action.choices[listed.dest]
+            for action in self._actions
+            if isinstance(action, argparse._SubParsersAction)
+            for listed in action._choices_actions
+        }
 
     def paths(self) -> Iterator[str]:
         """Its commands and their own: "data", "data prepare", "data prepare digits"."""
@@ -272,7 +276,9 @@ class _Parser(argparse.ArgumentParser):
         self, action: argparse.Action, choices: Sequence[str], value: str
     ) -> InputError:
         """The error for a value, such as a command, that is none of an action's choices."""
-        names = [*self.paths()] if action.choices is self.commands else choices
+        is_command = isinstance(action, argparse._SubParsersAction)
+        choices = [*self.commands] if is_command else choices
+        names = [*self.paths()] if is_command else choices
         if "train" in self.commands:
             from trainyard.config import builtin_recipes
 

@@ -47,7 +47,9 @@ def test_a_launcher_is_a_class_and_a_row(
     assert folder.exists()
     with pytest.raises(SystemExit):
         run("launch", "--help")
-    assert "toys" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "toys" in said and "agent" not in said  # which is for launchers
+    assert "agent" not in str(refused("launch", "agnet"))
 
 
 PLANS = {

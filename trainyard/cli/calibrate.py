@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from trainyard.api import evaluation_recipe
 from trainyard.cli.evaluate import as_json, print_result
-from trainyard.cli.options import SECTIONS, add_checkpoint, check_target, loading
+from trainyard.cli.options import SECTIONS, add_ema, add_target, check_target, loading
 from trainyard.cli.printing import print_text
 from trainyard.compare import PRACTICAL
 from trainyard.distributed import discover
@@ -15,7 +15,8 @@ from trainyard.errors import InputError
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard calibrate` to its parser."""
-    add_checkpoint(parser, "all of them")
+    add_target(parser)
+    add_ema(parser, "all of them")
     add = parser.add_argument
     about = "other data to fit on; several --data are one data set"
     add("--data", metavar="LOCATION", action="append", help=about)

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from trainyard.api import evaluation_recipe
-from trainyard.arguments import positive
+from trainyard.arguments import Parser, positive
 from trainyard.cli.options import (
     SECTIONS,
     add_ema,
     add_outs,
+    add_target,
     add_views,
     check_suffix,
     check_target,
@@ -54,8 +55,8 @@ _LIST_COLUMNS = (*_ORIGIN, "labels", "guesses", "loss")
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard evaluate` to its parser."""
-    add = parser.add_argument
-    add("target", metavar="RUN_OR_CHECKPOINT", help="a run (its best checkpoint) or a checkpoint")
+    add_target(parser)
+    add = parser.add_argument_group("what to read").add_argument
     add(
         "--data",
         metavar="LOCATION",
@@ -63,18 +64,19 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="other validation data; several --data are one data set",
     )
     add(
-        "--all-classes",
-        action="store_true",
-        help="choose among all classes of the model, also those that the data lacks",
-    )
-    add(
         "--labels",
         metavar="FILE.json",
         help="also report top-1 by reassessed labels: ReaL's real.json for ImageNet",
     )
-    add_ema(parser, "all of them")
-    add_views(parser)
-    _add_output(parser)
+    how = parser.add_argument_group("how to evaluate")
+    add_ema(how, "all of them")
+    add_views(how)
+    how.add_argument(
+        "--all-classes",
+        action="store_true",
+        help="choose among all classes of the model, also those that the data lacks",
+    )
+    _add_output(parser.add_argument_group("what to print and to write"))
     parser.epilog = (
         "Recipe keys of the sections model, data and batch can be given as --SECTION.KEY "
         "VALUE, for example --data.eval_size 288. On other data, the model chooses only among the "
@@ -83,14 +85,14 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run_command=evaluate, takes_overrides=SECTIONS)
 
 
-def _add_output(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def _add_output(group: Parser) -> None:
+    add = group.add_argument
     add(
         "--per-class", metavar="N", type=positive, help="print the N classes with the lowest recall"
     )
     add("--confusions", metavar="N", type=positive, help="print the N most frequent confusions")
     add_outs(
-        parser,
+        group,
         "FILE.csv: write the prediction for each image; FOLDER: write classes.csv, confusions.csv "
         "(the confusion matrix), reliability.csv, and suspects.csv, the images whose label the "
         "model takes for unlikely, the unlikeliest first (with --data TRAIN of the training data)",

@@ -5,7 +5,15 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.cli.options import SECTIONS, add_checkpoint, check_overrides, check_target, loading
+from trainyard.arguments import Parser
+from trainyard.cli.options import (
+    SECTIONS,
+    add_ema,
+    add_target,
+    check_overrides,
+    check_target,
+    loading,
+)
 from trainyard.cli.printing import print_text
 from trainyard.errors import InputError
 from trainyard.printable import in_bytes
@@ -19,9 +27,16 @@ _KINDS = ("safetensors", "onnx", "pt2", "html")
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard export` to its parser."""
-    add_checkpoint(parser)
-    _add_file(parser)
-    add = parser.add_argument
+    add_target(parser)
+    text = (
+        "file name that ends in .safetensors, .onnx or .pt2, or .html for a page that classifies "
+        "photographs in a browser"
+    )
+    parser.add_argument("file", metavar="FILE", nargs="?", help=text)
+    add_ema(parser)
+    parser.add_argument("--json", action="store_true", help="print the written files as JSON")
+    _add_file(parser.add_argument_group("what FILE is"))
+    add = parser.add_argument_group("what to write besides").add_argument
     add(
         "--hub",
         metavar="DIR",
@@ -36,7 +51,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     add("--private", action="store_true", help="create a private repository")
     add("--license", metavar="ID", help="license of the weights in the card, such as apache-2.0")
-    add("--json", action="store_true", help="print the written files as JSON")
     parser.epilog = (
         "Each exported model is loaded again and compared with the trained one before it is put "
         "in place. Without --photograph it takes normalised images, float32[batch, channels, size, "
@@ -46,15 +60,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run_command=export, takes_overrides=SECTIONS)
 
 
-def _add_file(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "file",
-        metavar="FILE",
-        nargs="?",
-        help="file name that ends in .safetensors, .onnx or .pt2, "
-        "or .html for a page that classifies photographs in a browser",
-    )
+def _add_file(group: Parser) -> None:
+    add = group.add_argument
     add("--format", choices=_KINDS, help="format of a file with another ending")
     add(
         "--photograph",

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainyard.arguments import enlarging, positive
+from trainyard.arguments import Parser, enlarging, positive
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import CheckpointError, InputError
 from trainyard.files import RunDirectory, find_checkpoint
@@ -19,7 +19,7 @@ from trainyard.world import usable_cores
 SECTIONS = ("model", "data", "batch")  # sections of recipe keys that a trained model can depend on
 
 
-def add_workers(parser: argparse.ArgumentParser) -> None:
+def add_workers(parser: Parser) -> None:
     """Add the option --workers."""
     text = "processes; default: one per core"
     cores = usable_cores()
@@ -44,7 +44,7 @@ def check_suffix(path: str | None, option: str, *suffixes: str) -> None:
         )
 
 
-def add_outs(parser: argparse.ArgumentParser, text: str) -> None:
+def add_outs(parser: Parser, text: str) -> None:
     """Add --out, of which each path is of the kind that `suffix_of` tells."""
     text += "; can be given again"
     parser.add_argument("--out", metavar="PATH", action="append", default=[], help=text)
@@ -58,23 +58,20 @@ def outs(options: argparse.Namespace, suffix: str) -> list[Path]:
 # --- a trained model ---
 
 
-def add_checkpoint(
-    parser: argparse.ArgumentParser, ema: str = "the average, unless it scored worse"
-) -> None:
-    """Add the argument that names a run or a checkpoint, and the choice of its weights."""
+def add_target(parser: Parser) -> None:
+    """Add the argument that names a run or a checkpoint."""
     parser.add_argument(
         "target", metavar="RUN_OR_CHECKPOINT", help="a run (its best checkpoint) or a checkpoint"
     )
-    add_ema(parser, ema)
 
 
-def add_ema(parser: "argparse.ArgumentParser | argparse._ArgumentGroup", default: str) -> None:
+def add_ema(parser: Parser, default: str = "the average, unless it scored worse") -> None:
     """Add --ema, --no-ema and --ema-decay, all kept as `ema`."""
     parser.add_argument(
         "--ema",
         action=argparse.BooleanOptionalAction,
-        help="use the moving average of the weights, the best of several (--ema), or the weights "
-        f"(--no-ema); default: {default}",
+        help="take the moving average of the weights alone, the best of several, or the raw "
+        f"weights alone (--no-ema); default: {default}",
     )
     parser.add_argument(
         "--ema-decay",
@@ -85,7 +82,7 @@ def add_ema(parser: "argparse.ArgumentParser | argparse._ArgumentGroup", default
     )
 
 
-def add_views(parser: argparse.ArgumentParser) -> None:
+def add_views(parser: Parser) -> None:
     """Add --flip and --scales, the views of an image whose probabilities are averaged."""
     parser.add_argument(
         "--flip",

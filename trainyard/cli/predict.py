@@ -10,11 +10,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainyard.arguments import fraction, positive
+from trainyard.arguments import Parser, fraction, positive
 from trainyard.cli.options import (
     SECTIONS,
-    add_checkpoint,
+    add_ema,
     add_outs,
+    add_target,
     add_views,
     check_overrides,
     check_suffix,
@@ -99,7 +100,7 @@ class Predictions(NamedTuple):
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard predict` to its parser."""
-    add_checkpoint(parser)
+    add_target(parser)
     add = parser.add_argument
     add(
         "images",
@@ -108,21 +109,23 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="an image file, a folder of them at any depth, a glob, the http(s) URL of an image, "
         "or a data set: tars, WebDataset, TFRecord, HDF5, packed files",
     )
+    add = parser.add_argument_group("what to read").add_argument
     add(
         "--model",
         metavar="NAME",
         help="a model of timm with its published weights, in place of RUN_OR_CHECKPOINT",
     )
     add("--checkpoint", metavar="FILE", help="with --model: a file of weights, instead of timm's")
-    add(
-        "--top",
-        metavar="K",
-        type=positive,
-        default=5,
-        help="number of classes per image; default: 5",
+    how = parser.add_argument_group("how to predict")
+    add_ema(how)
+    add_views(how)
+    how.add_argument(
+        "--unknown-below",
+        metavar="P",
+        type=fraction,
+        help="call an image unknown if its likeliest class has a probability below P, such as 0.5",
     )
-    add_views(parser)
-    _add_output(parser)
+    _add_output(parser.add_argument_group("what to print and to write"))
     parser.epilog = (
         "Recipe keys of the sections model, data and batch can be given as --SECTION.KEY VALUE, "
         "for example --data.eval_size 288. Unreadable images are listed and skipped; the exit "
@@ -131,17 +134,18 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run_command=predict, takes_overrides=SECTIONS)
 
 
-def _add_output(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def _add_output(group: Parser) -> None:
+    add = group.add_argument
     add(
-        "--unknown-below",
-        metavar="P",
-        type=fraction,
-        help="call an image unknown if its likeliest class has a probability below P, such as 0.5",
+        "--top",
+        metavar="K",
+        type=positive,
+        default=5,
+        help="number of classes per image; default: 5",
     )
     add("--json", action="store_true", help="print one JSON document with an entry per image")
     add_outs(
-        parser,
+        group,
         "FILE.csv: write a line per image; FILE.npz: write what the classifier layer gets, "
         "float32[images, D], and the images' paths; FOLDER: write each image, red where the model "
         "finds its likeliest class (Grad-CAM), as PNG",

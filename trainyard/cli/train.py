@@ -36,15 +36,16 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard train` to its parser."""
     add_training_options(parser)
     text = "train on N GPUs of this machine, with a rank for each (1)"
-    parser.add_argument("--gpus", type=positive, metavar="N", help=text)
+    add = parser.add_argument_group("where to train").add_argument
+    add("--gpus", type=positive, metavar="N", help=text)
     parser.set_defaults(run_command=train, ranks=None, restarts=0)  # of `launch local`
 
 
 def add_training_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `train` and the launchers share."""
     text = "a built-in name, a TOML file, or the directory of a run to go on with"
-    add = parser.add_argument
-    add("recipe", metavar="RECIPE", help=text)
+    parser.add_argument("recipe", metavar="RECIPE", help=text)
+    add = parser.add_argument_group("what to read and to write").add_argument
     add(
         "--data",
         metavar="LOCATION",
@@ -53,8 +54,9 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
         "one needs val data",
     )
     add("--run", metavar="DIR", help="run directory (runs/NAME of the recipe)")
-    add("--json", action="store_true", help="print the result as JSON")
-    modes = parser.add_mutually_exclusive_group()
+    printed = parser.add_argument_group("what to print")
+    printed.add_argument("--json", action="store_true", help="print the result as JSON")
+    modes = printed.add_mutually_exclusive_group()
     for name, help_text in OUTPUT_MODES.items():
         modes.add_argument(f"--{name}", action="store_true", help=help_text)
     parser.epilog = (

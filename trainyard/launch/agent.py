@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Agent(Launcher):
-    summary = "the ranks of one pod; what `kubernetes` has every pod run"
+    summary = ""
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         add_ranks(parser, "this host")

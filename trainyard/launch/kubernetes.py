@@ -34,12 +34,17 @@ class Kubernetes(Launcher):
     summary = "pods, by Kubeflow's Trainer"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        add_ranks(parser, "each pod", gpus=whole_number)
-        add_restarts(parser, default=_RESTARTS)
-        add_grace(parser)
-        add = parser.add_argument
-        add("--image", required=True, help="of a container that has trainyard (see Dockerfile)")
+        where = parser.add_argument_group("where to train")
+        add_ranks(where, "each pod", gpus=whole_number)
+        add_restarts(where, default=_RESTARTS)
+        add_grace(where)
+        add = where.add_argument
         add("--nodes", type=positive, default=1, metavar="N", help="pods (1 if not given)")
+        add("--namespace", metavar="NAME", help="(kubectl's if not given)")
+        add("--name", metavar="NAME", help="of the job (the run directory's)")
+        add("--apply", action="store_true", help="give it to kubectl, instead of printing it")
+        add = parser.add_argument_group("what the pods have").add_argument
+        add("--image", required=True, help="of a container that has trainyard (see Dockerfile)")
         add("--cpu", metavar="N", help="cores that each pod asks for: 16, 500m")
         add("--memory", metavar="N", help="of each pod: 64Gi")
         add(
@@ -59,10 +64,7 @@ class Kubernetes(Launcher):
             metavar="KEY=VALUE",
             help="a label of the nodes to use; can be given again",
         )
-        add("--namespace", metavar="NAME", help="(kubectl's if not given)")
         add("--service-account", metavar="NAME", help="that the pods act as")
-        add("--name", metavar="NAME", help="of the job (the run directory's)")
-        add("--apply", action="store_true", help="give it to kubectl, instead of printing it")
 
     def plan(self, job: Job, options: argparse.Namespace) -> str:
         _check_paths(job, options)

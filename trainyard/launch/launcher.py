@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trainyard.arguments import positive, whole_number
+from trainyard.arguments import Parser, positive, whole_number
 from trainyard.errors import InputError
 from trainyard.launch.exit_codes import GRACE_S
 from trainyard.launch.job import Job
@@ -23,7 +23,7 @@ class Launcher(ABC):
     """A way to start the ranks of a run."""
 
     summary: str
-    """A few words for --help."""
+    """A few words for --help; "" for none, where no person is to give the command."""
 
     @abstractmethod
     def add_options(self, parser: argparse.ArgumentParser) -> None:
@@ -45,21 +45,15 @@ class Launcher(ABC):
         """Start the ranks, or have a scheduler start them. Returns the command's exit code."""
 
 
-def add_ranks(
-    parser: argparse.ArgumentParser,
-    where: str,
-    *,
-    gpus: Callable[[str], int] = positive,
-    ranks: str | None = None,
-) -> None:
-    """Add --gpus and --ranks, which exclude each other. `where`: "each node"; `ranks`: a help."""
+def add_ranks(parser: Parser, where: str, *, gpus: Callable[[str], int] = positive) -> None:
+    """Add --gpus and --ranks, which exclude each other. `where`: "each node"."""
     text = f"GPUs of {where}, with a rank for each"
     parser.add_argument("--gpus", type=gpus, metavar="N", help=text)
-    text = ranks or f"processes on {where} (one per GPU, or 1)"
+    text = f"processes on {where} (one per GPU, or 1)"
     parser.add_argument("--ranks", type=positive, metavar="N", help=text)
 
 
-def add_restarts(parser: argparse.ArgumentParser, default: int = 0) -> None:
+def add_restarts(parser: Parser, default: int = 0) -> None:
     """Add the option --restarts."""
     parser.add_argument(
         "--restarts",
@@ -71,7 +65,7 @@ def add_restarts(parser: argparse.ArgumentParser, default: int = 0) -> None:
     )
 
 
-def add_wait(parser: argparse.ArgumentParser, what: str) -> None:
+def add_wait(parser: Parser, what: str) -> None:
     """Add the option --wait, in seconds."""
     parser.add_argument(
         "--wait",
@@ -83,7 +77,7 @@ def add_wait(parser: argparse.ArgumentParser, what: str) -> None:
     )
 
 
-def add_grace(parser: argparse.ArgumentParser) -> None:
+def add_grace(parser: Parser) -> None:
     """Add the option --grace, in seconds, of a pod."""
     parser.add_argument(
         "--grace",

@@ -13,8 +13,9 @@ class Local(Launcher):
     summary = "several ranks on this machine"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        add_ranks(parser, "this machine")
-        add_restarts(parser)
+        where = parser.add_argument_group("where to train")
+        add_ranks(where, "this machine")
+        add_restarts(where)
 
     def is_here(self, options: argparse.Namespace) -> bool:
         return True

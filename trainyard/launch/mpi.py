@@ -36,17 +36,18 @@ class Mpi(Launcher):
     summary = "OpenMPI's mpirun, on this machine or several hosts"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        add_ranks(parser, "each host")
-        parser.add_argument(
+        where = parser.add_argument_group("where to train")
+        add_ranks(where, "each host")
+        where.add_argument(
             "--hosts",
             metavar="A,B:4|FILE",
             help="a:4 for 4 ranks, or a file of these with one a line (this machine alone)",
         )
-        parser.add_argument(
+        where.add_argument(
             "--mpirun", metavar="PATH", default="mpirun", help="OpenMPI's (the first on PATH)"
         )
         text = "for mpirun: '--mca btl_tcp_if_include eth0'"
-        parser.add_argument("--extra", metavar="WORDS", default="", help=text)
+        where.add_argument("--extra", metavar="WORDS", default="", help=text)
 
     def is_here(self, options: argparse.Namespace) -> bool:
         return options.hosts is None

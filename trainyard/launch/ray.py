@@ -55,8 +55,9 @@ class Ray(Launcher):
     summary = "a Ray cluster, or one started on this machine"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        add_ranks(parser, "each node")
-        add = parser.add_argument
+        where = parser.add_argument_group("where to train")
+        add_ranks(where, "each node")
+        add = where.add_argument
         add(
             "--address",
             metavar="auto|local|HOST:PORT",
@@ -67,8 +68,8 @@ class Ray(Launcher):
         add("--cpus", type=positive, default=1, metavar="N", help="per rank (1)")
         text = "go on without nodes that are gone"
         add("--min-nodes", type=positive, metavar="N", help=text)
-        add_restarts(parser)
-        add = parser.add_mutually_exclusive_group().add_argument
+        add_restarts(where)
+        add = where.add_mutually_exclusive_group().add_argument
         text = "copy it to all nodes (this one is on all nodes)"
         add("--working-dir", metavar="DIR", help=text)
         text = "Ray's runtime environment, in YAML or JSON"

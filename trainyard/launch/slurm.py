@@ -50,24 +50,26 @@ class Slurm(Launcher):
     summary = "a batch job of Slurm's, on one node or many"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        ranks = "processes in all, where there are no GPUs"
-        add_ranks(parser, "each node", gpus=whole_number, ranks=ranks)
-        add = parser.add_argument
+        where = parser.add_argument_group("where to train")
+        add_ranks(where, "each node", gpus=whole_number)
+        add = where.add_argument
         add("--nodes", type=_nodes, default="1", metavar="N", help="nodes: 2, or 1-4")
         text = "CPU cores for each rank; by default a GPU's share of its node by sinfo"
         add("--cpus", type=positive, metavar="N", help=text)
-        for name, meaning in _SBATCH_OPTIONS.items():
-            kind = _time if name == "time" else str
-            add(f"--{name}", type=kind, metavar=name.upper(), help=meaning)
-        add("--mail", metavar="ADDRESS", help="where to write of the end")
-        text = "another line for sbatch: '#SBATCH --exclusive'; as often as wanted"
-        add("--extra", action="append", default=[], metavar="LINE", help=text)
         text = "a line of shell before the ranks start, 'module load cuda' say, or a file of them"
         add("--setup", action="append", default=[], metavar="LINE", help=text)
         text = f"seconds before the time limit at which the ranks save ({_GRACE_S})"
         add("--grace", type=positive, default=_GRACE_S, metavar="S", help=text)
-        add("--seeds", type=_seeds, default=(), metavar="0,1,2", help="a job for each")
-        add_restarts(parser, default=_RESTARTS)
+        text = "submit a job for each seed"
+        add("--seeds", type=_seeds, default=(), metavar="0,1,2", help=text)
+        add_restarts(where, default=_RESTARTS)
+        add = parser.add_argument_group("what sbatch is told").add_argument
+        for name, meaning in _SBATCH_OPTIONS.items():
+            kind = _time if name == "time" else str
+            add(f"--{name}", type=kind, metavar=name.upper(), help=meaning)
+        add("--mail", metavar="ADDRESS", help="address that Slurm notifies when the job ends")
+        text = "another line for sbatch: '#SBATCH --exclusive'; as often as wanted"
+        add("--extra", action="append", default=[], metavar="LINE", help=text)
 
     def plan(self, job: Job, options: argparse.Namespace) -> str:
         allocation = _allocation(options)

@@ -59,8 +59,9 @@ class Ssh(Launcher):
     summary = "hosts that you can log in to"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        add_ranks(parser, "each host")
-        add = parser.add_argument
+        where = parser.add_argument_group("where to train")
+        add_ranks(where, "each host")
+        add = where.add_argument
         add(
             "--hosts",
             required=True,
@@ -76,8 +77,8 @@ class Ssh(Launcher):
         add("--sync", action="store_true", help="copy this directory there first, by rsync")
         text = "go on without hosts that are gone, after a restart"
         add("--min-hosts", type=positive, metavar="N", help=text)
-        add_restarts(parser)
-        add_wait(parser, "a host to come back, before a restart")
+        add_restarts(where)
+        add_wait(where, "a host to come back, before a restart")
 
     def plan(self, job: Job, options: argparse.Namespace) -> str:
         ssh = _options(options)

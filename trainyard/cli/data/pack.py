@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainyard.arguments import Parser
 from trainyard.cli.data.index import add_location
 from trainyard.cli.data.packed import print_packed
 from trainyard.cli.options import add_workers
@@ -34,6 +35,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_location(parser)
     add = parser.add_argument
     add("destination", metavar="DESTINATION", help="folder to create")
+    add_workers(parser)
+    add = parser.add_argument_group("which samples, in which order").add_argument
+    add(
+        "--classes",
+        metavar="N|FILE|A,B,…",
+        help="N random classes, the lines of a file, or a list of names",
+    )
+    add("--seed", type=int, default=0, help="seed of the order and of --classes N")
+    add("--no-shuffle", action="store_true", help="keep the stored order of train")
+    _add_recoding(parser.add_argument_group("how images are stored"))
+    add = parser.add_argument_group("what to write").add_argument
     add(
         "--format",
         choices=_FORMATS,
@@ -49,15 +61,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         help=f"default {_SAMPLES:,}; HDF5: all in one file",
     )
     add("--shard-size", type=_bytes, metavar="SIZE", help="such as 1GB")
-    _add_recoding(parser)
-    add(
-        "--classes",
-        metavar="N|FILE|A,B,…",
-        help="N random classes, the lines of a file, or a list of names",
-    )
-    add("--seed", type=int, default=0, help="seed of the order and of --classes N")
-    add("--no-shuffle", action="store_true", help="keep the stored order of train")
-    add_workers(parser)
     add(
         "--part",
         type=_part,
@@ -68,7 +71,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run_command=data_pack)
 
 
-def _add_recoding(parser: argparse.ArgumentParser) -> None:
+def _add_recoding(parser: Parser) -> None:
     parser.add_argument(
         "--short",
         type=int,
