@@ -125,6 +125,54 @@ def test_wrong_options(arguments: str, meant: str) -> None:
     check(refused(*shlex.split(arguments)), UNKNOWN, hint=f"; did you mean {meant}?")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        ("train photos --data My Photos --json", "train photos --data 'My Photos' --json"),
+        ("train photos --data.train My Photos", "train photos --data.train 'My Photos'"),
+        ("data show My Photos", "data show 'My Photos'"),
+        ("data pack My Photos out --format folder", "data pack 'My Photos' out --format folder"),
+        ("predict runs/a My Photos other.png", "predict runs/a 'My Photos' other.png"),
+        ("export runs/a My Photos/of the sea/a.onnx", None),  # there is no such file yet
+        ("predict runs/a My Photos/of the sea", "predict runs/a 'My Photos/of the sea'"),
+        ("train photos --data Photos", None),
+    ],
+)
+def test_a_path_with_spaces_that_has_no_quotes(
+    arguments: str, meant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its words was named as wrong by itself."""
+    (tmp_path / "My Photos" / "of the sea").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    error = refused(*arguments.split())
+    assert (error.code == "option.unquoted") == (meant is not None)
+    if meant:
+        check(error, "option.unquoted", command=f"trainyard {meant}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        ("train 'My Photos' photos --plain", "train photos --plain --data 'My Photos'"),
+        ("train photos.csv finetune", "train finetune --data photos.csv"),
+        ("launch local http://host:80 mine.toml", "launch local mine.toml --data http://host:80"),
+        ("sweep photos.csv digits --optim.lr 1,2", "sweep digits --optim.lr 1,2 --data photos.csv"),
+        ("train 'My Photos' --data photos", "train photos --data 'My Photos'"),
+    ],
+)
+def test_data_before_the_recipe(
+    arguments: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "My Photos").mkdir()
+    (tmp_path / "photos.csv").touch()
+    monkeypatch.chdir(tmp_path)
+    error = refused(*shlex.split(arguments))
+    if error.code == UNKNOWN:
+        check(error, UNKNOWN, hint=f"; did you mean trainyard {meant}?")
+    else:
+        check(error, "recipe.is-data", command=f"trainyard {meant}")
+
+
 def test_suspects_are_no_predictions() -> None:
     """`--out s.csv` would have written those."""
     error = refused("evaluate", "x", "--suspects", "s.csv")

@@ -17,10 +17,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from trainyard.data.storage.credentials import without_secrets
+from trainyard.data.storage.source import is_remote
 from trainyard.distributed import discover_or_alone
 from trainyard.errors import InputError, NotSaved, Stopped, TrainyardError
 from trainyard.files import WRITER, RunDirectory, disk_error
-from trainyard.hints import as_question, closest, hint_at_argument, with_our_names
+from trainyard.hints import (
+    as_question,
+    closest,
+    hint_at_argument,
+    with_our_names,
+    with_quotes,
+)
 from trainyard.installation import VERSION, remark_on_other_distribution
 from trainyard.printable import printable
 from trainyard.streams import lost_output
@@ -87,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = options.run_command(options)
         return _code_with_output(code, is_run=options.command in _RUNS)
     except TrainyardError as error:
-        return print_error(error, as_json="--json" in given)
+        return print_error(_unquoted(given, error) or error, as_json="--json" in given)
     except NotSaved as error:
         print("trainyard: interrupted again: the last steps are not saved", file=sys.stderr)
         return error.exit_code
@@ -112,6 +119,23 @@ def _parsed(words: list[str], overrides: dict[str, str]) -> tuple[argparse.Names
             raise
         del overrides["run.resume"]
         return _parser(words).parse_known_args([*words, run])
+
+
+def _unquoted(given: Sequence[str], error: TrainyardError) -> TrainyardError | None:
+    """The error to print for a path with spaces that was typed without quotes."""
+    if error.exit_code != InputError.exit_code or not (found := with_quotes(given)):
+        return None
+    path, words = found
+    return InputError(
+        "option.unquoted",
+        "{path!r} is taken for several words; did you mean {command}?",
+        path=path,
+        command=_typed(words),
+    )
+
+
+def _typed(words: Sequence[str]) -> str:
+    return shlex.join(["trainyard", *words])
 
 
 def _code_with_output(code: int, *, is_run: bool) -> int:
@@ -312,10 +336,25 @@ def _unknown_argument(word: str, given: Sequence[str], options: argparse.Namespa
     hint = hint_at_argument(word, value, known=[*options_here, *keys], command=options.command)
     for name in ("recipe", "target"):
         hint = hint.replace(name.upper(), shlex.quote(getattr(options, name, name.upper())))
+    hint = _swapped(word, given, options) or hint
     help_text = f"; see {options.parser.prog} --help"
     return InputError(
         "option.unknown", "unknown argument {option!r}{hint}", option=word, hint=hint or help_text
     )
+
+
+def _swapped(word: str, given: Sequence[str], options: argparse.Namespace) -> str:
+    """A hint at the line for data that stands where the recipe belongs, and the recipe after it."""
+    from trainyard.config import builtin_recipes
+
+    data = getattr(options, "recipe", None) if "data" in options else None
+    if data is None or not (word in builtin_recipes() or word.endswith(".toml")):
+        return ""
+    is_run = RunDirectory(Path(data)).recipe.is_file()
+    if is_run or not (is_remote(data) or os.path.exists(data)):
+        return ""
+    words = [word if each == data else each for each in given if each != word]
+    return as_question([_typed([*words, "--data", data])])
 
 
 def _parser(words: Sequence[str] | None = None) -> _Parser:

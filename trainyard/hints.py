@@ -23,6 +23,7 @@ ALIASES = {
 }
 """Options of other trainers that `train`, `launch` and `sweep` take, and say what they are here."""
 _CUTOFF = 0.7  # of difflib's ratio; suggestions below it would be guesses
+_MOST_PARTS = 8  # of a path between spaces
 _NUMBER = re.compile(r"\d+")
 # On keys whose values are of a GPU, or of all of them, elsewhere.
 _REMARKS = {"batch.size": " (of all ranks together)", "data.threads": " (of each rank)"}
@@ -38,6 +39,10 @@ _ELSEWHERE = {
         "train": "did you mean trainyard launch local RECIPE --ranks {}?",
         "sweep": _ON_GPUS,
     },
+    "measured": dict.fromkeys(
+        ("evaluate", "calibrate", "predict", "export"),
+        "the run is the first argument, without --run",
+    ),
     "out": {"export": "did you mean trainyard export TARGET {FILE}?"},
     "suspects": {"evaluate": "--out FOLDER writes suspects.csv, and other tables"},
     "calibrate": {"evaluate": "did you mean trainyard calibrate TARGET?"},
@@ -135,6 +140,18 @@ def _num_equal(word: str, other: str) -> int:
     return sum(
         1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(word, other, strict=False))
     )
+
+
+def with_quotes(words: Sequence[str]) -> tuple[str, list[str]] | None:
+    """A path with spaces that stands as several words, and the words with it; None without one."""
+    for count in range(_MOST_PARTS, 1, -1):
+        for begin in range(len(words) - count + 1):
+            parts = words[begin : begin + count]
+            path = " ".join(parts)
+            is_path = not any(part.startswith("-") for part in parts) and os.path.exists(path)
+            if is_path and not all(map(os.path.exists, parts)):
+                return path, [*words[:begin], path, *words[begin + count :]]
+    return None
 
 
 def near_pattern(pattern: str, names: Sequence[str]) -> str:

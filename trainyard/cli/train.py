@@ -180,7 +180,8 @@ def check_recipe(options: argparse.Namespace) -> None:
             recipe=recipe_of_run,
         )
     if os.path.isdir(recipe) or is_remote(recipe):
-        command = f"{command} RECIPE --data {shlex.quote(recipe)}"
+        named = [name for name in options.data or () if name in builtin_recipes()]
+        command = f"{command} {[*named, 'RECIPE'][0]} --data {shlex.quote(recipe)}"
         raise RecipeError(
             "recipe.is-data",
             "{location}: is data, not a recipe; did you mean {command}?",
