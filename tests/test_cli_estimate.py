@@ -11,7 +11,7 @@ from trainyard.cli.estimate import IMAGES_PER_CORE
 
 pytestmark = pytest.mark.slow
 
-DIGITS = ("estimate", "digits", "--device", "t4", "--gpus", "8,16", "--samples", "1433")
+DIGITS = ("estimate", "digits", "--device", "t4", "--nodes", "1,2", "--samples", "1433")
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +35,17 @@ def test_json(capsys: Capture) -> None:
         assert hours["low"] < hours["likely"] < hours["high"]
         assert each["cost"] == pytest.approx(hours["likely"] * each["gpus"] * 2)
         assert 0 < each["mfu"] < 1
+
+
+def test_gpus_are_of_a_node_as_of_the_launchers(capsys: Capture) -> None:
+    """They were those of all nodes, which had 8."""
+    slow = (*DIGITS, "--network", "1")
+    found = json.loads(shown(capsys, *slow, "--json", "--gpus", "4"))
+    assert [each["gpus"] for each in found["runs"]] == [4, 8]
+    _, of_fours = found["runs"]
+    of_eights, _ = json.loads(shown(capsys, *slow, "--json"))["runs"]
+    assert of_fours["step"]["network"] > of_eights["step"]["network"]  # between nodes
+    assert "a node of 4" in shown(capsys, *DIGITS, "--gpus", "4")
 
 
 def test_decoding_against_cores(capsys: Capture) -> None:
@@ -68,7 +79,7 @@ def test_a_run_knows_its_pace_its_gpus_and_its_data(
     options = ("--run.length", "6 steps", "--run.log_every", "2 steps", "--data.threads", "1")
     folder = tmp_path / "run"
     assert run("train", "debug", "--data", digits, "--run", folder, *options) == 0
-    words = ("estimate", "debug", "--run", folder)
+    words = ("estimate", "debug", "--measured", folder)
     output = shown(capsys, *words)
     assert "1,433" in output
     environment = json.loads((folder / "environment.json").read_text())
@@ -85,10 +96,10 @@ def test_a_run_knows_its_pace_its_gpus_and_its_data(
 def test_what_is_missing_or_wrong(tmp_path: Path) -> None:
     digits = ("estimate", "digits")
     check(refused(*digits), "estimate.no-device")
-    check(refused(*digits, "--run", tmp_path), "run.not-a-run-directory", path=tmp_path)
-    check(refused(*digits, "--gpus", "8,eight"), "option.invalid", option="--gpus")
+    check(refused(*digits, "--measured", tmp_path), "run.not-a-run-directory", path=tmp_path)
+    check(refused(*digits, "--nodes", "8,eight"), "option.invalid", option="--nodes")
     check(refused(*DIGITS, "--network", "0"), "option.invalid", option="--network")
     check(refused(*digits, "--device", "T4s"), "estimate.unknown-gpu", name="T4s")
-    check(refused(*DIGITS, "--gpus", "128"), "estimate.batch-too-small", num_gpus=128)
+    check(refused(*DIGITS, "--nodes", "16"), "estimate.batch-too-small", num_gpus=128)
     error = refused(*DIGITS, "--batch.precision", "bf16")
     check(error, "estimate.unsupported-precision", other="fp16")

@@ -119,6 +119,8 @@ def suggested(error: TrainyardError) -> list[str]:
         ("runs --csv a.csv", "--out a.csv"),
         ("export x --out 'my m.onnx'", "trainyard export x 'my m.onnx'"),
         ("export x --output", "trainyard export x FILE"),
+        ("estimate digits --run runs/a", "--measured runs/a"),
+        ("launch kubernetes debug --image i --memory 8Gi", "--mem 8Gi"),
     ],
 )
 def test_wrong_options(arguments: str, meant: str) -> None:
@@ -437,7 +439,7 @@ def test_wrong_paths_are_reported_before_torch_is_loaded(finished: Path, tmp_pat
         ["evaluate", run, "--data", nowhere],
         ["export", nowhere, "x.onnx"],
         ["report", nowhere],
-        ["estimate", "photos", "--run", nowhere],
+        ["estimate", "photos", "--measured", nowhere],
         ["train", "photos"],
         ["train", "photos", "--data", nowhere],
         ["train", "photos", "--data.train", nowhere, "--data.val", nowhere],

@@ -137,7 +137,7 @@ def test_models_of_damaged_runs(finished: Path, digits: Path, tmp_path: Path, se
     image = next((digits / "val" / "3").iterdir())
     commands: list[list[object]] = [
         ["predict", folder, image],
-        ["estimate", "debug", "--run", folder, "--samples", 99],
+        ["estimate", "debug", "--measured", folder, "--samples", 99],
     ]
     names = ["recipe.toml", "metrics.jsonl", "environment.json"]
     at = newest(folder).relative_to(folder)

@@ -11,7 +11,7 @@ from tests.command_line import SHORT, Capture, run
 COLUMNS = 80
 STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
-ESTIMATE = ("estimate", "resnet50-16ep", "--device", "h100-sxm", "--gpus", "8,16,4096")
+ESTIMATE = ("estimate", "resnet50-16ep", "--device", "h100-sxm", "--nodes", "1,2,512")
 COMMANDS: list[tuple[str, ...]] = [
     ("evaluate", "RUN", "--per-class", "5", "--confusions", "5", "--flip", "--data", "DATA"),
     ("predict", "RUN", "DATA/val/3"),

@@ -102,7 +102,7 @@ class Night:
     def live(self) -> str:
         """The job's id, once it has ended."""
         log = self.folder / "night" / "log"
-        words = ("--partition", "low", "--ranks", "2", "--nodes", "2", "--restarts", "1")
+        words = ("--partition", "low", "--ranks", "1", "--nodes", "2", "--restarts", "1")
         command = self.command("night", "slurm", "debug", *words, "--time", "1")
         env = environment(self.cluster, log)
         (log / "slow").touch()
@@ -225,7 +225,7 @@ def test_a_lost_node_is_no_failure(
         monkeypatch.setenv(name, value)
     (log / "slow").touch()
     words = ("--data", digits, "--run", "run", "--run.length", "20 steps", *OPTIONS)
-    job = submitted(capsys, *words, "--ranks", 2, "--nodes", 2, "--restarts", 0)
+    job = submitted(capsys, *words, "--ranks", 1, "--nodes", 2, "--restarts", 0)
     wait_for_two_steps(log)
     with at_slurm.lost("yard4"):
         wait_for_requeue(at_slurm, job, 1)
@@ -238,7 +238,7 @@ def test_a_lost_node_is_no_failure(
 def test_a_job_that_cannot_start_is_named(
     at_slurm: SlurmCluster, digits: Path, capsys: Capture
 ) -> None:
-    words = ("--data", digits, "--run", "run", "--ranks", 99, "--nodes", 99)
+    words = ("--data", digits, "--run", "run", "--ranks", 1, "--nodes", 99)
     assert run("launch", "slurm", "debug", *words) == 0
     said = capsys.readouterr()
     job = job_in(said.out)

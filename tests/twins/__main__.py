@@ -98,7 +98,7 @@ _PRINTS = {
     "recipes NAME": "recipes resnet50-a1",
     "recipes --keys": "recipes --keys",
     "recipes --params": "recipes convnext-tiny --params",
-    "estimate": "estimate resnet50-a3 --device h100-sxm --gpus 8,64",
+    "estimate": "estimate resnet50-a3 --device h100-sxm --gpus 8",
     "data show": "data show ../data/digits",
     "data verify": "data verify ../data/digits --deep",
 }

@@ -31,26 +31,27 @@ def add(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("recipe", metavar="RECIPE", help="a built-in name or a path to a TOML file")
     add("--device", metavar="GPU", help="kind of GPU: a100-sxm-80gb, h100-sxm, …")
-    add(
-        "--run",
-        metavar="DIR",
-        help="a run of the model, whose throughput counts instead, without its waiting for data",
-    )
-    add("--gpus", type=_counts, metavar="N,N", help="numbers of GPUs (8, or those of --run)")
-    add("--samples", type=positive, metavar="N", help=f"in an epoch ({_IMAGENET})")
-    add("--cores", type=positive, metavar="N", help=f"per GPU that load images ({_CORES})")
+    text = "use the speed of this run of the model, without its waits for data, instead"
+    add("--measured", metavar="RUN", help=text)
+    add("--samples", type=positive, metavar="N", help=f"images of an epoch ({_IMAGENET})")
+    add("--json", action="store_true", help="print all there is as JSON")
+    add = parser.add_argument_group("where to train").add_argument
+    add("--gpus", type=positive, metavar="N", help="GPUs of each node (8)")
+    text = "numbers of nodes to estimate for (1, or the GPUs of --measured)"
+    add("--nodes", type=_counts, metavar="N,N", help=text)
+    add("--cores", type=positive, metavar="N", help=f"cores that load images for a GPU ({_CORES})")
     add(
         "--images-per-core",
         type=positive,
         metavar="N",
-        help=f"a second, by `trainyard bench loader` ({IMAGES_PER_CORE}: JPEGs like ImageNet's)",
+        help="images that a core loads in a second, by `trainyard bench loader` "
+        f"({IMAGES_PER_CORE}: JPEGs like ImageNet's)",
     )
     add("--network", type=above_zero, default=100, metavar="GBIT", help="Gbit/s of a node (100)")
     add("--price", type=number, metavar="USD", help="per GPU and hour, instead of a list price")
-    add("--json", action="store_true", help="print all there is as JSON")
     parser.epilog = (
-        "Nodes have 8 GPUs. Any recipe key can be given as --SECTION.KEY VALUE. How far estimates "
-        "are off is in docs/estimate.md."
+        "Any recipe key can be given as --SECTION.KEY VALUE. How far estimates are off is in "
+        "docs/estimate.md."
     )
     parser.set_defaults(run_command=estimate, takes_overrides=True)
 
@@ -61,25 +62,27 @@ def estimate(options: argparse.Namespace) -> int:
     from trainyard.hardware import named_accelerator
 
     config = load_recipe(options.recipe, options.overrides)
-    if options.run is not None:
-        check_run(Path(options.run))
+    if options.measured is not None:
+        check_run(Path(options.measured))
     elif options.device is None:
         raise InputError(
             "estimate.no-device",
-            "how fast is a GPU? Give --device, its kind (a100-sxm-80gb, h100-sxm, …), or --run, "
-            "the directory of a run of the same model",
+            "how fast is a GPU? Give --device, its kind (a100-sxm-80gb, h100-sxm, …), or "
+            "--measured, the directory of a run of the same model",
         )
     device = None if options.device is None else named_accelerator(options.device)
     with loading():
-        from trainyard.estimate.estimate import build_workload, estimate_run
+        from trainyard.estimate.estimate import NODE, build_workload, estimate_run
 
     cluster = _cluster(options, config, device)
     measured = cluster.measured
     samples = options.samples or (measured.epoch_samples if measured else _IMAGENET)
     workload = build_workload(config, samples)
     least = min(phase.batch for phase in workload.course.phases)
-    usual = [measured.gpus] if measured else [8 if least >= 8 else 1]
-    estimates = [estimate_run(workload, cluster, gpus) for gpus in options.gpus or usual]
+    counts = [nodes * cluster.node for nodes in options.nodes or [1]]
+    if options.gpus is options.nodes is None:
+        counts = [measured.gpus if measured else NODE if least >= NODE else 1]
+    estimates = [estimate_run(workload, cluster, gpus) for gpus in counts]
     if options.json:
         print(json.dumps(_as_json(options, workload, cluster, estimates)))
     else:
@@ -90,15 +93,16 @@ def estimate(options: argparse.Namespace) -> int:
 def _cluster(
     options: argparse.Namespace, config: "RunConfig", device: "Accelerator | None"
 ) -> "Cluster":
-    from trainyard.estimate.estimate import Cluster, measure_run
+    from trainyard.estimate.estimate import NODE, Cluster, measure_run
 
-    measured = None if options.run is None else measure_run(Path(options.run), config)
+    path = options.measured
+    measured = None if path is None else measure_run(Path(path), config)
     if measured and measured.device and device not in (None, measured.device):
         raise InputError(
             "estimate.device-differs-from-run",
             "--device {device}: {path} is a run on {name}: leave one of the two out",
             device=options.device,
-            path=options.run,
+            path=path,
             name=measured.device.name,
         )
     device = device or (measured.device if measured else None)
@@ -110,7 +114,8 @@ def _cluster(
     price = options.price
     if price is None and device:
         price = device.price_per_hour
-    return Cluster(device, measured, decoding, 1e9 / 8 * options.network, price)
+    network, node = 1e9 / 8 * options.network, options.gpus or NODE
+    return Cluster(device, measured, decoding, network, price, node)
 
 
 # --- the output ---
@@ -165,7 +170,7 @@ def _details(
         yield (
             f"Speed: {cluster.device.name} by its data sheet.{reached} From .. to: {RANGE[0]:g} to "
             f"{RANGE[1]:g} times as long, where 20 of 21 published figures lie. A minute of "
-            "training, given as --run, is worth more."
+            "training, given as --measured, is worth more."
         )
     if estimate.margin is not None:
         yield (
@@ -176,7 +181,7 @@ def _details(
         yield "Network: in the measured steps."
     else:
         yield (
-            f"Network: {options.network:g} Gbit/s out of a node of 8; "
+            f"Network: {options.network:g} Gbit/s out of a node of {cluster.node}; "
             f"{in_bytes(workload.sizes.gradients)} of gradients."
         )
     if cluster.price_per_hour is not None:

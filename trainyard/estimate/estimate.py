@@ -37,7 +37,8 @@ RANGE = 0.8, 2.0
 _FUSED = 0.75  # share of those moves that torch.compile leaves; from one published figure
 _LAUNCH = 5e-6  # seconds in which PyTorch launches a kernel; a layer has three in a step
 _SPREAD = 0.05  # standard deviation of compute times among GPUs, as a share; assumed
-_NODE = 8  # GPUs
+NODE = 8
+"""GPUs of a node, unless said otherwise."""
 _VAL_SHARE = 50_000 / 1_281_167  # of the samples of an epoch: ImageNet's
 
 _DECIDING = (
@@ -140,8 +141,8 @@ def measure_run(folder: Path, config: RunConfig) -> Measured:
     if changed := differences(of_run, config, keys):
         raise InputError(
             "estimate.recipe-differs",
-            "--run {path}: its steps are not those of this recipe ({changes}): give a run of the "
-            "same model, or --device",
+            "--measured {path}: its steps are not those of this recipe ({changes}): give a run of "
+            "the same model, or --device",
             path=folder,
             changes="; ".join(changed),
         )
@@ -178,13 +179,14 @@ def _device_of(run: RunDirectory) -> Accelerator | None:
 
 
 class Cluster(NamedTuple):
-    """GPUs, in nodes of 8, and what feeds and connects them."""
+    """GPUs, in nodes, and what feeds and connects them."""
 
     device: Accelerator | None  # None if only its throughput is known
     measured: Measured | None  # None to use the data sheet
     decoding: float  # images per second and GPU
     network: float  # bytes per second out of a node
     price_per_hour: float | None  # per GPU
+    node: int = NODE  # GPUs
 
 
 # --- the parts of a step ---
@@ -224,7 +226,13 @@ def peak_flops(device: Accelerator, precision: str) -> float:
 
 
 def network_seconds(
-    average: AverageConfig, num_bytes: float, gpus: int, *, compute: float, bandwidth: float
+    average: AverageConfig,
+    num_bytes: float,
+    gpus: int,
+    *,
+    compute: float,
+    bandwidth: float,
+    node: int = NODE,
 ) -> float:
     """Seconds of a step in which GPUs wait for messages, and for the slowest of them.
 
@@ -245,7 +253,7 @@ def network_seconds(
         case "periodic":
             return ring / (average.every or DEFAULT_EVERY)
         case "gossip":
-            flows = _NODE if gpus > _NODE else 1  # GPUs of a node that share its link
+            flows = node if gpus > node else 1  # GPUs of a node that share its link
             return max(flows * sent - (0 if average.overlap is False else compute), 0)
         case _:
             return slowest + max(ring - 2 / 3 * compute, 0)
@@ -334,8 +342,8 @@ def _check(course: Course, measured: Measured | None, gpus: int) -> None:
     if measured and measured.gpus not in (1, gpus):
         raise InputError(
             "estimate.gpus-differ",
-            "--run {path}: its {num_gpus} GPUs waited for each other, which no other number does "
-            "alike: give --gpus {num_gpus}, or a run on one GPU",
+            "--measured {path}: its {num_gpus} GPUs waited for each other, which no other number "
+            "does alike: leave --gpus and --nodes out, or give a run on one GPU",
             path=measured.folder,
             num_gpus=measured.gpus,
         )
@@ -348,7 +356,7 @@ def _mean_step(
     arithmetic, traffic = image_seconds(workload, cluster)
     launch = 3 * _LAUNCH * workload.layers if config.model.compile == "off" else 0.0
     links = [] if cluster.device is None else [cluster.device.link]
-    links += [cluster.network] if gpus > _NODE else []
+    links += [cluster.network] if gpus > cluster.node else []
     total, launching = np.zeros(3), 0.0
     for phase in course.phases:
         share = math.ceil(phase.batch / gpus)
@@ -361,6 +369,7 @@ def _mean_step(
                 *(config.average, workload.sizes.gradients, gpus),
                 compute=compute,
                 bandwidth=min(links, default=math.inf),
+                node=cluster.node,
             )
         loading = phase.batch / (gpus * cluster.decoding)  # while a step computes
         steps = phase.stop - phase.start

@@ -46,7 +46,7 @@ class Kubernetes(Launcher):
         add = parser.add_argument_group("what the pods have").add_argument
         add("--image", required=True, help="of a container that has trainyard (see Dockerfile)")
         add("--cpu", metavar="N", help="cores that each pod asks for: 16, 500m")
-        add("--memory", metavar="N", help="of each pod: 64Gi")
+        add("--mem", metavar="N", help="memory of each pod: 64Gi")
         add(
             "--volume",
             type=_volume,
@@ -187,7 +187,7 @@ def _volumes(options: argparse.Namespace, recipe: str | None) -> list[tuple[dict
 
 def _resources(options: argparse.Namespace) -> dict[str, Any]:
     """Requests and limits. The CPU has no limit, since it would throttle the loader's threads."""
-    limits = _without_empty(memory=options.memory)
+    limits = _without_empty(memory=options.mem)
     requests = limits | _without_empty(cpu=options.cpu)
     if options.gpus:
         limits = limits | {"nvidia.com/gpu": str(options.gpus)}

@@ -124,7 +124,7 @@ class Allocation:
     gpus: int = 0
     """GPUs per node, with one rank each."""
     ranks: int = 0
-    """Ranks in all, without GPUs."""
+    """Ranks of each node, without GPUs."""
     cpus: int | None = None
     """CPUs per rank."""
     sbatch_options: tuple[tuple[str, str], ...] = ()
@@ -141,7 +141,7 @@ def _allocation(options: argparse.Namespace) -> Allocation:
         raise InputError(
             "launch.no-gpus-or-ranks",
             "say how many GPUs of each node to take with --gpus, or without any how many ranks to "
-            "start in all with --ranks",
+            "start on it with --ranks",
         )
     if options.time is not None and _seconds(options.time) < options.grace + _BEGIN_S:
         raise InputError(
@@ -232,11 +232,10 @@ def _print_submitted(job_id: str, runs: Sequence[Path]) -> None:
 
 def _options(allocation: Allocation) -> dict[str, str]:
     """sbatch options and values for resources, time and mail."""
-    options = {"nodes": allocation.nodes}
+    ranks = f"{allocation.gpus or allocation.ranks}"
+    options = {"nodes": allocation.nodes, "ntasks-per-node": ranks}
     if allocation.gpus:
-        options |= {"ntasks-per-node": f"{allocation.gpus}", "gpus-per-node": f"{allocation.gpus}"}
-    else:
-        options["ntasks"] = f"{allocation.ranks}"
+        options["gpus-per-node"] = ranks
     if allocation.cpus:
         options["cpus-per-task"] = f"{allocation.cpus}"
     options |= dict(allocation.sbatch_options)
