@@ -141,10 +141,10 @@ class Night:
 def test_same_losses_as_local(
     ranks: int, at_slurm: SlurmCluster, digits: Path, capsys: Capture, tmp_path: Path
 ) -> None:
-    words = ["--data", digits, "--ranks", ranks, "--run.length", "8 steps", *OPTIONS]
-    job = submitted(capsys, "--run", "runs/slurm", "--nodes", 2, *words)
+    words = ["--data", digits, "--run.length", "8 steps", *OPTIONS]
+    job = submitted(capsys, "--run", "runs/slurm", "--nodes", 2, "--ranks", ranks // 2, *words)
     local = [sys.executable, "-m", "trainyard", "launch", "local", "debug", "--run", "runs/local"]
-    subprocess.run([*local, *map(str, words)], check=True, capture_output=True)
+    subprocess.run([*local, "--ranks", *map(str, (ranks, *words))], check=True, capture_output=True)
     assert at_slurm.wait_for_end(job) == "COMPLETED", output(tmp_path / "runs" / "slurm")
     ours, theirs = (curve(tmp_path / "runs" / name, "train", "loss") for name in ("slurm", "local"))
     assert ours == theirs
