@@ -38,8 +38,7 @@ def test_every_step_has_the_same_weights_and_losses(clone: Path) -> None:
             name, _, program = block.text.partition("\n")
             (clone / name[2:]).write_text(program)
             continue
-        text = block.text.replace('"4 epochs"', '"40 steps"').replace('"1 epoch"', '"20 steps"')
-        command = ["bash", "-e", "-c", text]  # ends where `cmp` finds a difference
+        command = ["bash", "-e", "-c", shorter(block.text)]  # ends where `cmp` finds a difference
         done = subprocess.run(command, cwd=clone, capture_output=True, text=True)
         assert done.returncode == 0, f"{block.text}{done.stdout}{done.stderr}"
         printed += done.stdout
@@ -47,6 +46,10 @@ def test_every_step_has_the_same_weights_and_losses(clone: Path) -> None:
     plain, *others = (losses(clone / name) for name in ("own/plain", "own/report", "runs/whole"))
     assert len(plain) > 40
     assert others == [plain, plain]
+
+
+def shorter(text: str) -> str:
+    return text.replace('"4 epochs"', '"40 steps"').replace('"1 epoch"', '"20 steps"')
 
 
 def losses(run: Path) -> list[Any]:
@@ -62,7 +65,11 @@ def test_the_notebook_is_the_page() -> None:
 
 
 @pytest.mark.night
+@pytest.mark.timeout(900)
 def test_the_notebook_runs(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("nbclient", reason="needs nbclient and ipykernel: make .venv/.peers")
-    executed(read(NOTEBOOK.name), clone / "notebooks", monkeypatch)
+    notebook = read(NOTEBOOK.name)
+    for cell in notebook.cells:
+        cell.source = shorter(cell.source)
+    executed(notebook, clone / "notebooks", monkeypatch)
     assert (clone / "both.html").is_file()
