@@ -122,13 +122,6 @@ class Database:
         return [(b"1", b"one"), (b"2", b"two")]
 
 
-class Rows:
-    """A split of `datasets`, which is not installed."""
-
-    def to_parquet(self, path: str) -> None:
-        write_files(Path(), [path])
-
-
 def write_sources() -> None:
     """What the page reads, in the current folder."""
     counted = np.arange(4) % 2
@@ -168,11 +161,9 @@ def write_sources() -> None:
 
 def test_the_lines_of_the_page_make_data_sets(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
-    lmdb, datasets = ModuleType("lmdb"), ModuleType("datasets")
+    lmdb = ModuleType("lmdb")
     lmdb.open = lambda *_, **__: Database()  # type: ignore[attr-defined]
-    datasets.load_from_disk = lambda _: {"train": Rows()}  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "lmdb", lmdb)
-    monkeypatch.setitem(sys.modules, "datasets", datasets)
     write_sources()
     for block in blocks(DOCS / "arrays.md"):
         exec(block.text, {})
@@ -192,4 +183,3 @@ def test_the_lines_of_the_page_make_data_sets(tmp_path: Path, monkeypatch: Patch
     flowers = open_splits("flowers.csv")
     assert [name for name, _ in stored(flowers["train"])] == ["9", "7"]
     assert len(open_index("lsun")) == 4
-    assert Path("parquet/train-00000-of-00001.parquet").exists()

@@ -1,5 +1,7 @@
 import os
+import threading
 import zipfile
+from collections.abc import Generator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ from trainyard.data.decode.crops import Crops
 from trainyard.data.decode.decode import BadImageError, decode_batch, whole_image
 from trainyard.data.formats import folder
 from trainyard.data.formats.left_out import BROKEN_LINK, HIDDEN, LOOP, MASKS, PLUGINS
-from trainyard.data.formats.scan import IMAGE_FORMATS, IMAGE_SUFFIXES
+from trainyard.data.formats.scan import IMAGE_FORMATS, IMAGE_SUFFIXES, reading_pool
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.unlabelled import open_images
 from trainyard.data.reading.reader import Reader
@@ -294,3 +296,18 @@ def test_a_package_offers_a_format(tmp_path: Path, monkeypatch: Patch) -> None:
     assert (index.classes, index.label.tolist()) == (("cat", "dog"), [0, 0, 1, 1])
     assert [*map(Reader(index).read, range(4))] == [*contents.values()]
     assert index.left_out.kinds
+
+
+def test_the_end_of_a_reader_waits_for_no_thread() -> None:
+    """The garbage collector may end it while another thread starts: a join would never return."""
+    goes_on = threading.Event()
+
+    def reader() -> Generator[int, None, None]:
+        with reading_pool(1) as pool:
+            pool.submit(goes_on.wait)
+            yield 1
+
+    rows = reader()
+    next(rows)
+    rows.close()
+    goes_on.set()

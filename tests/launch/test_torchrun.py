@@ -45,7 +45,8 @@ def test_train_under_torchrun(digits: Path, tmp_path: Path) -> None:
     assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2]
     (val,) = [line for line in lines if line["kind"] == "val"]
     assert val["evaluated"] == 364
-    assert "`torchrun --nproc-per-node 2 -m -- trainyard train" in (ROOT / "README.md").read_text()
+    page = (ROOT / "docs" / "launching.md").read_text()
+    assert "    torchrun --nproc-per-node 8 -m -- trainyard train" in page
 
 
 # --- runs that something happens to ---

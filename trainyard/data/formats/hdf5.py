@@ -42,6 +42,7 @@ from trainyard.data.formats.scan import (
     Scan,
     all_rows,
     num_threads,
+    reading_pool,
     scan_of_files,
 )
 from trainyard.data.storage.location import ResolvedLocation
@@ -191,7 +192,7 @@ def _h5py() -> Any:
 def _read_files(
     place: ResolvedLocation, names: Sequence[str], classes: Sequence[str] | None
 ) -> Iterator[FileScan]:
-    with ThreadPoolExecutor(num_threads(place)) as pool:
+    with reading_pool(num_threads(place)) as pool:
         for name in names:
             with _open(place.path(name)) as (file, source):
                 if find_classes(file, source.name) != classes:

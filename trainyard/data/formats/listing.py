@@ -15,7 +15,6 @@ list names.
 import os
 from array import array
 from collections.abc import Container, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -39,7 +38,7 @@ from trainyard.data.formats.list_rows import (
 )
 from trainyard.data.formats.list_splits import read_splits
 from trainyard.data.formats.list_text import TEXTS
-from trainyard.data.formats.scan import FileRows, Scan, num_threads, several
+from trainyard.data.formats.scan import FileRows, Scan, num_threads, reading_pool, several
 from trainyard.data.formats.split_names import SPLITS, is_split_word
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.source import is_remote
@@ -246,7 +245,7 @@ def _file_rows(
 ) -> Iterator[FileRows]:
     """The images of the lists, without the rows that are left out."""
     number, threads, start = count(), num_threads(lists[0].place), [0]
-    with ThreadPoolExecutor(threads) as pool:
+    with reading_pool(threads) as pool:
         for one in lists:
             kept = (row for row in one.rows() if next(number) not in left_out)
             looks_of = partial(_look, one, set[str]())

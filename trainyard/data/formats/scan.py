@@ -4,6 +4,7 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import chain
@@ -89,13 +90,23 @@ class FileScan(NamedTuple):
     """Complete after the rows."""
 
 
-def in_threads(threads: int, read: Callable[[str], T], names: Sequence[str]) -> Iterator[T]:
-    """What `read` finds in each file, in the order of the names; several are read at once."""
+@contextmanager
+def reading_pool(threads: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool for a generator. Its end does not wait for threads.
+
+    A join deadlocks where the garbage collector ends the generator in the start of a thread.
+    """
     pool = ThreadPoolExecutor(threads)
     try:
-        yield from pool.map(read, names)
-    finally:  # without a join, which deadlocks where the garbage collector ends this generator
+        yield pool
+    finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def in_threads(threads: int, read: Callable[[str], T], names: Sequence[str]) -> Iterator[T]:
+    """What `read` finds in each file, in the order of the names; several are read at once."""
+    with reading_pool(threads) as pool:
+        yield from pool.map(read, names)
 
 
 def all_rows(scans: Iterable[FileScan], left_out: LeftOut) -> Iterator[FileRows]:

@@ -11,7 +11,6 @@ import json
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -35,6 +34,7 @@ from trainyard.data.formats.scan import (
     all_rows,
     in_threads,
     num_threads,
+    reading_pool,
     scan_of_files,
 )
 from trainyard.data.formats.tar import (
@@ -262,8 +262,7 @@ def read_remote(
 
     `segment`: its length in bytes, a multiple of 512; by default it follows from the sizes.
     """
-    pool = ThreadPoolExecutor(_WALKERS)
-    try:
+    with reading_pool(_WALKERS) as pool:
         tars = list(pool.map(open_source, map(place.path, names)))
         length = sum(tar.size for tar in tars) // _WALKERS
         length = min(max(length, _MIN_SEGMENT), _MAX_SEGMENT) // _BLOCK * _BLOCK
@@ -271,8 +270,6 @@ def read_remote(
         walked = map_ahead(pool, _guessed, chain.from_iterable(segments), most=2 * _WALKERS)
         for name, tar, some in zip(names, tars, segments, strict=True):
             yield _grouped(name, tar.name, _joined(some, islice(walked, len(some))))
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _segments(tar: Source, length: int) -> list[_Segment]:
