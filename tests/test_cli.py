@@ -280,7 +280,7 @@ def test_launch_dry_run(capsys: Capture, digits: Path, tmp_path: Path) -> None:
 
 
 def test_long_helps_are_in_groups() -> None:
-    """Of ten options at most without a title, as of 27 of `launch slurm`."""
+    """A help of more than ten options has titles, as that of `launch slurm` with 27."""
     queue: list[argparse.ArgumentParser] = [_parser()]
     while queue:
         parser = queue.pop()

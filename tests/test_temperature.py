@@ -157,7 +157,7 @@ def test_evaluate_fits_and_all_commands_use_it(
 
 
 def test_a_fit_is_shown_beside_what_was_before(copied: Path, capsys: Capture) -> None:
-    """Of a second fit, before is what the first one has left."""
+    """A second fit begins with the values that the first one has left."""
     before = json.loads(shown(capsys, "evaluate", copied, "--no-ema", "--json"))
     said = shown(capsys, "calibrate", copied, "--no-ema")
     after = json.loads(shown(capsys, "evaluate", copied, "--no-ema", "--json"))

@@ -48,7 +48,7 @@ COMMANDS = {
     "predict": "the classes that a run or checkpoint gives to images",
     "export": "a run or checkpoint for timm, ONNX or torch.export",
 }
-"""What each command is for, in the order of a user's day; its module in cli/ has its name."""
+"""A purpose for each command, in the order of a user's day. cli/ has a module of each name."""
 _PATH_ERRORS = (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 _LIMITS = {

@@ -873,7 +873,7 @@ def test_a_link_back_opens_no_folder_outside(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["photos.csv", ""])
 def test_an_index_has_the_times_of_the_images(folder: Path, name: str) -> None:
-    """Those of a scan are those that a start looks at, of the image behind a link too."""
+    """A scan notes the times that a start looks at, also for an image behind a link."""
     (folder / "a/3.jpg").symlink_to("../2.jpg")
     write_csv(folder, "path,label\na/1.jpg,dog\na/3.jpg,ape\n")
     index = open_index(os.path.join(folder, name))

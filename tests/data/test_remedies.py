@@ -67,7 +67,7 @@ def test_a_table_beside_images_of_no_class_is_named(tmp_path: Path) -> None:
 
 
 def test_archives_and_tables_of_training_data_come_first(tmp_path: Path) -> None:
-    """Of Kaggle's tables, one of results to submit was named as the list of the images."""
+    """A table of results to submit was named as the list of the images."""
     names = ["train.zip", "test.zip", "train.csv", "about.csv", "sample_submission.csv"]
     place = write_files(tmp_path, [*names, "test.csv"])
     for name in names:

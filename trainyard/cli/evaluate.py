@@ -312,7 +312,7 @@ def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
 
 
 def _changes(tree: dict[str, Any], prefix: str) -> Iterator[str]:
-    """What the fit of a temperature has changed, if there was one."""
+    """Loss and ECE before and after the fit of a temperature; nothing without a fit."""
     for key, name in (("loss", "loss"), ("ece", "ECE")):
         if f"{prefix}{key}_before" in tree:
             was, now = tree[f"{prefix}{key}_before"], tree[f"{prefix}{key}"]

@@ -16,7 +16,7 @@ from PIL.ImageFile import ImageFile
 Range = tuple[float, float]
 """The values that become 0 and 255."""
 Ranges = tuple[Range, ...]
-"""Those of each channel."""
+"""A range for each channel."""
 Colour = tuple[int, int, int]
 BACKGROUND: Colour = (124, 116, 104)  # ImageNet's mean
 MAX_PIXELS = 178_956_970  # Pillow's own limit; larger images are taken for decompression bombs

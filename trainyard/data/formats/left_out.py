@@ -25,7 +25,7 @@ _LONGEST = 8  # characters of an ending, the dot included
 
 
 def needs_plugin(kind: str) -> str:
-    """What makes a format of PLUGINS readable."""
+    """How to make a format of PLUGINS readable, as the end of a sentence."""
     return f"which `pip install {PLUGINS[kind][0]}` makes readable"
 
 
