@@ -2,6 +2,7 @@
 
 import argparse
 from functools import partial
+from typing import Any
 
 from trainyard.cli.train import (
     OUTPUT_MODES,
@@ -37,11 +38,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard launch` to its parser."""
     subparsers = parser.add_subparsers(dest="launcher", required=True, metavar="LAUNCHER")
     for name, launcher in LAUNCHERS.items():
-        options_parser = (
-            subparsers.add_parser(name, help=launcher.summary)
-            if launcher.summary
-            else subparsers.add_parser(name)
-        )
+        listed: dict[str, Any] = {"help": launcher.summary} if launcher.summary else {}
+        options_parser = subparsers.add_parser(name, **listed)
         add_training_options(options_parser)
         options_parser.add_argument(
             "--dry-run", action="store_true", help="print what would be started"

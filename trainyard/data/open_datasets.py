@@ -239,9 +239,6 @@ def open_split(
         return saved if saved and saved.fingerprint == fingerprint else None
 
     def own_index() -> Index:
-        if content:
-            with into_cache(received, str(source)), atomic_write(received) as file:
-                file.write(content)
         own = index or same_index() or open_merged(locations, known, progress, side)
         if own.fingerprint != fingerprint:
             raise DataError(
@@ -249,19 +246,23 @@ def open_split(
             )
         return own
 
-    index, content = in_turns(world, same_index), b""
+    index = in_turns(world, same_index)
     if any(gather(world, index is None)) and all(map(is_remote, locations)):
-        content = _content(path, world, keeps=index is None and world.local_rank == 0)
+        _send(path, received, source, world, keeps=index is None and world.local_rank == 0)
     return in_turns(world, own_index)
 
 
-def _content(path: Path, world: World, *, keeps: bool) -> bytes:
-    """The content of the first rank's file, on ranks that keep it; nothing on the others."""
+def _send(path: Path, received: Path, source: Source, world: World, *, keeps: bool) -> None:
+    """Copy the first rank's index of a source to the ranks that keep it."""
     with together(world):
         content = path.read_bytes() if world.is_first else b""
     starts = range(0, broadcast(world, len(content)), _SENT_AT_ONCE)
     parts = (broadcast(world, content[start : start + _SENT_AT_ONCE]) for start in starts)
-    return b"".join(part for part in parts if keeps)
+    kept = [part for part in parts if keeps]
+    with together(world):
+        if keeps:
+            with into_cache(received, str(source)), atomic_write(received) as file:
+                file.writelines(kept)
 
 
 def _how_to_set(key: str) -> str:

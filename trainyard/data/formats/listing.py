@@ -256,7 +256,7 @@ def _file_rows(
                     labels = [label_of[label] for label in row.labels]
                     counts = [len(labels)] if one.has_list else None
                     split = row.split or ""
-                    yield FileRows(row.path, start, [size], labels, split, (), (), counts, time)
+                    yield FileRows(row.path, start, [size], labels, split, counts=counts, time=time)
 
 
 def _look(rows: ListRows, inside: set[str], some: Sequence[Row]) -> list[tuple[int, int]]:
@@ -275,7 +275,7 @@ def _look(rows: ListRows, inside: set[str], some: Sequence[Row]) -> list[tuple[i
 
 
 def _look_at(rows: ListRows, row: Row) -> os.stat_result:
-    """What an image is. DataError if it is no file, or a link leads out of the folder."""
+    """The state of an image's file. DataError if it is none, or a link leads out of the folder."""
     path = rows.place.path(row.path)
     try:
         stat = os.stat(path)

@@ -400,9 +400,10 @@ def _sample(parts: list[_Part], path: str, key: str) -> tuple[_Part, int | list[
             names=found,
         )
     label: int | list[int] | str
-    label, name = _ascii_or_binary(labels[0].content), ""
     if labels[0].field == ".json":
         label, name = _from_json(labels[0].content)
+    else:
+        label, name = _ascii_or_binary(labels[0].content), ""
     numbers = [] if isinstance(label, str) else [label] if isinstance(label, int) else label
     if not all(0 <= one < MAX_CLASSES for one in numbers):
         shown = repr(labels[0].content[:60])

@@ -247,8 +247,13 @@ class _Table:
                 column.frombytes(bytes(column.itemsize * (len(self) - len(own) - len(column))))
                 column.extend(own)
 
+    @property
+    def highest(self) -> int:
+        """The highest label, -1 without any; in C, as there may be 14 million."""
+        return int(np.frombuffer(self.label, "<i4").max(initial=-1))
+
     def numbers(self) -> list[str]:
-        return [str(number) for number in range(max(self.label, default=-1) + 1)]
+        return [str(number) for number in range(self.highest + 1)]
 
     def relabel(self, numbers: NDArray[np.int32]) -> None:
         labels = np.frombuffer(self.label, "<i4")
@@ -304,7 +309,7 @@ def _name_classes(
     manifest = manifest_of(scan.place.root, scan.place.names, warns=True)
     known = plain_names((manifest and manifest.classes) or (), where)
     names = plain_names(scan.classes or (), where)
-    highest = max((max(table.label, default=0) for table in tables.values()), default=0)
+    highest = max([0, *(table.highest for table in tables.values())])
     labels = [*range(len(names) or highest + 1)]
     numbers = [*map(int, names)] if _is_numbered(scan) and names else labels
     named = dict[int, str]()
