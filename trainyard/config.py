@@ -192,9 +192,15 @@ def keys_set(config: RunConfig) -> dict[str, Any]:
 
 
 def on_data(
-    config: RunConfig, locations: Sequence[str], overrides: Collection[str] = ()
+    config: RunConfig,
+    locations: Sequence[str],
+    overrides: Collection[str] = (),
+    *,
+    may_share: bool = False,
 ) -> RunConfig:
     """A recipe with the train and val data of a data set, or of several merged ones.
+
+    With `may_share` there need be no val data; a recipe that divides the train data needs none.
 
     `overrides`: the keys that the user set beside the recipe. DataError if one of the splits is
     missing; RecipeError for a location of the user's, which would not be read, or a division of his
@@ -203,8 +209,7 @@ def on_data(
     refuse_beside_data(overrides, ("train", "val"))
     from trainyard.data.index.merge import merged_splits
 
-    may_share = config.data.val_part is not None
-    splits = merged_splits(locations, may_share=may_share)
+    splits = merged_splits(locations, may_share=may_share or config.data.val_part is not None)
     divisions = [key for key in overrides if key in _DIVISION]
     if splits["val"] is not None and divisions:
         raise RecipeError(

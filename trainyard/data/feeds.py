@@ -14,7 +14,14 @@ from trainyard.data.augment.transforms import batch_transforms, pixel_transforms
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.crops import RandomResizedCrop
 from trainyard.data.device.copies import Transfer, page_locked, transfer_to
-from trainyard.data.device.feed import EvaluationFeeds, Feed, HostBatches, Normalise, TrainingFeed
+from trainyard.data.device.feed import (
+    EvaluationFeeds,
+    Feed,
+    HostBatches,
+    Normalise,
+    Pixels,
+    TrainingFeed,
+)
 from trainyard.data.device.gpu_decode import DecodingTransfer
 from trainyard.data.device.join import JoinFeed, JoinState, StreamLoader, num_passes
 from trainyard.data.index.table import Index
@@ -23,6 +30,7 @@ from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.order import Order, training_plan
 from trainyard.data.sampler.plan import (
     EndlessPlan,
+    EvenPassPlan,
     Ids,
     OnePassPlan,
     Plan,
@@ -51,7 +59,8 @@ class Feeds:
     """As in the recipe: a batch has the samples of each virtual rank of this rank, in turn."""
     dtype: torch.dtype = torch.float32
     """Dtype of images that are not mixed or erased: the one autocast rounds them to in a model's
-    first convolution. A model that resizes its own input (CrossViT) does so in this precision."""
+    first convolution. A model that resizes its own input (CrossViT) does so in this precision.
+    uint8: pixels as they are."""
 
     def training(
         self,
@@ -160,9 +169,12 @@ class Feeds:
         spec = replace(self._evaluated(index), plan=plan, stop=plan.num_steps)
         return self._feed_of(index, self._loader(index, spec), spec)
 
-    def evaluations(self, index: Index) -> EvaluationFeeds:
+    def evaluations(
+        self, index: Index, plan: OnePassPlan | EvenPassPlan | None = None
+    ) -> EvaluationFeeds:
         """Feeds like `evaluation`, for the evaluations of a run, by one loader."""
         spec = self._evaluated(index)
+        spec = spec if plan is None else replace(spec, plan=plan, stop=plan.num_steps)
         return EvaluationFeeds(
             partial(self._loader, index, spec),
             lambda loader: self._feed_of(index, loader, spec),
@@ -237,6 +249,9 @@ class Feeds:
         return self._feed(loader, transfer, **augmented)
 
     def _feed(self, batches: HostBatches, transfer: Transfer, **augmented: Any) -> Feed:
+        if self.dtype == torch.uint8:
+            pixels = Pixels(channels_last=self.channels_last)
+            return Feed(batches, pixels, transfer, **augmented)
         normalise = Normalise(
             self.device,
             mean=self.data.mean,

@@ -65,9 +65,10 @@ from trainyard.training.bn_statistics import batch_norms, estimate_statistics
 from trainyard.training.buffers import Buffers
 from trainyard.training.checkpoint import TrainState
 from trainyard.training.guard import Guard
+from trainyard.training.losses import Loss
 from trainyard.training.micro import MicroBatchSearch, bytes_of_moments
 from trainyard.training.precision import AUTOCASTS, use_precision, use_same_kernels
-from trainyard.training.step import Loss, Passes, TrainStep, num_parts
+from trainyard.training.step import Passes, TrainStep, num_parts
 from trainyard.training.update import (
     Clip,
     DynamicLossScale,

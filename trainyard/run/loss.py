@@ -26,9 +26,8 @@ from trainyard.run.model import trained_model
 from trainyard.run.pretrained import choose_weights
 from trainyard.training import checkpoint
 from trainyard.training.config import LossConfig
-from trainyard.training.losses import Teacher, as_teacher, build_loss
+from trainyard.training.losses import Loss, Teacher, as_teacher, build_loss
 from trainyard.training.precision import AUTOCASTS
-from trainyard.training.step import Loss
 
 
 def build_run_loss(

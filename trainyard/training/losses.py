@@ -9,8 +9,9 @@ from torch.nn import functional as F
 from trainyard.data.batch import Batch
 from trainyard.training.config import LossConfig
 from trainyard.training.precision import autocast
-from trainyard.training.step import Loss
 
+Loss = Callable[[Tensor, Batch], Tensor]
+"""Gives losses[B] for float32 logits[B, C] and their micro-batch."""
 Teacher = Callable[[Tensor], Tensor]
 """images[B, C, H, W] to float32 logits[B, classes]."""
 MultiHot = Callable[[Tensor], Tensor]
@@ -33,10 +34,8 @@ def build_loss(
     device of the logits, multiply each class's term; the teacher's term has none. With `multi_hot`,
     the labels are numbers of lists of labels, and the loss is bce.
     """
-    if multi_hot is not None:
-        loss = _bce_loss(config, _several_targets(multi_hot, smoothing, mixes))
-    elif config.name == "bce":
-        loss = _bce_loss(config, _single_targets(smoothing, mixes))
+    if multi_hot is not None or config.name == "bce":
+        loss = _bce_loss(config, targets_of(smoothing, mixes, multi_hot))
     else:
         gamma = config.focal_gamma if config.name == "focal" else 0.0
         loss = _cross_entropy(smoothing, mixes, class_weights, gamma)
@@ -89,6 +88,13 @@ def _bce_loss(config: LossConfig, targets_of: Loss) -> Loss:
         return losses.sum(dim=1) if config.bce_sum else losses.mean(dim=1)
 
     return losses_of
+
+
+def targets_of(smoothing: float, mixes: bool, multi_hot: MultiHot | None) -> Loss:
+    """A function from [B, C] and a micro-batch to its targets, float[B, C]; see `build_loss`."""
+    if multi_hot is None:
+        return _single_targets(smoothing, mixes)
+    return _several_targets(multi_hot, smoothing, mixes)
 
 
 def _single_targets(smoothing: float, mixes: bool) -> Loss:

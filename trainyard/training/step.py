@@ -14,14 +14,13 @@ from trainyard.data.batch import Batch
 from trainyard.errors import RecipeError
 from trainyard.monitor.meters import StepStats
 from trainyard.training.buffers import Buffers
+from trainyard.training.losses import Loss
 from trainyard.training.precision import autocast
 from trainyard.training.update import Update
 from trainyard.world import World, seed_generators
 
 Divisor = Callable[[], Tensor]
 """Gives the divisor of a loss; see Averager.divisor."""
-Loss = Callable[[Tensor, Batch], Tensor]
-"""Gives losses[B] for float32 logits[B, C] and their micro-batch."""
 
 # Messages of allocation failures other than torch's own error for a GPU: from the CPU allocator,
 # the driver, cuBLAS and cuDNN, C++, and oneDNN.

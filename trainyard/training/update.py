@@ -5,7 +5,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from timm.utils.agc import adaptive_clip_grad
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
@@ -143,6 +142,8 @@ def clip_by_norm(largest: float) -> Clip:
 
 def clip_adaptively(factor: float, *, exempt: Sequence[nn.Parameter]) -> Clip:
     """Clips each unit's gradient to `factor` of its weights' norm (Brock et al. 2021, 4.1)."""
+    from timm.utils.agc import adaptive_clip_grad  # timm takes a second
+
     exempted = frozenset(exempt)
 
     def clip(parameters: Sequence[nn.Parameter], norm: Tensor) -> None:

@@ -70,6 +70,16 @@ class Normalise:
         )
 
 
+class Pixels:
+    """Copies uint8 pixels as they are, in the layout of the model."""
+
+    def __init__(self, *, channels_last: bool) -> None:
+        self._layout = torch.channels_last if channels_last else torch.contiguous_format
+
+    def __call__(self, pixels_BCHW: Tensor) -> Tensor:
+        return pixels_BCHW.clone(memory_format=self._layout)
+
+
 class HostBatches(Protocol):
     """The part of a loader that a feed uses."""
 
@@ -91,7 +101,7 @@ class Feed:
     def __init__(
         self,
         loader: HostBatches,
-        normalise: Normalise,
+        normalise: Callable[[Tensor], Tensor],
         transfer: Transfer,
         *,
         pixel_transforms: Sequence[PixelTransform] = (),

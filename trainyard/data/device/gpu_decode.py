@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
-from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
 
 from trainyard.data.batch import BadSample, HostBatch, PixelBatch
 from trainyard.data.decode.crops import Crops, Interpolation
@@ -32,6 +31,8 @@ def check(device: torch.device) -> None:
             "recipe.decode-without-gpu",
             "data.decode = 'gpu' needs a GPU, and there is none: leave it at 'cpu'",
         )
+    from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
+
     probe = encode_jpeg(torch.zeros(3, 64, 64, dtype=torch.uint8))
     try:
         decode_jpeg([probe], ImageReadMode.RGB, device)
@@ -50,6 +51,8 @@ def decode(encoded: list[Tensor], device: torch.device) -> list[Tensor | None]:
     torchvision decodes all of a list or none, so a list that fails is halved. It returns when its
     work is done, which is on a stream of its own.
     """
+    from torchvision.io import ImageReadMode, decode_jpeg  # a second of imports
+
     if not encoded:
         return []
     if device.type == "cuda":

@@ -57,8 +57,9 @@ class Progress(Protocol):
         """
 
 
-def open_index(location: str, progress: Progress = lambda *_: None) -> Index:
+def open_index(location: str | os.PathLike[str], progress: Progress = lambda *_: None) -> Index:
     """The index of a location: the saved one if the data has not changed since, else a new one."""
+    location = os.fspath(location)
     for index in _saved(find_place(location)):
         if not is_stale(index):
             _tell_untagged(location, index.stamps)
