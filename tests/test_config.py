@@ -450,6 +450,7 @@ OTHER_VALUES = {
     "model.name": "resnet18",
     "loss.teacher_model": "resnet18",
     "model.options": "{class_token = false}",
+    "model.class_names": '{"cat" = "tom"}',
     "model.freeze": '["blocks.*"]',
     "data.val_fold": "2/5",
     "data.weights": "2,0.5",
@@ -490,7 +491,7 @@ OTHER_VALUES = {
 NEEDED = {
     ("augment.flip", "0.5"): ("augment.flip_mode",),
     ("model.checkpoint", "a.pth"): (
-        *("model.checkpoint_key", "model.checkpoint_prefix"),
+        *("model.checkpoint_key", "model.checkpoint_prefix", "model.class_names"),
         *("model.linear_probe", "model.freeze_statistics"),
     ),
     ("model.ema_decay", "0.9"): ("model.ema_warmup", "model.ema_cpu"),

@@ -77,13 +77,50 @@ def test_a_run_begins_with_the_weights_of_another(
     assert len(events(tmp_path / "run")) == 1
 
 
-def test_a_run_with_other_classes_trains(
+def test_classes_keep_their_rows_by_name(
     three_classes: Path, finished: Path, tmp_path: Path
 ) -> None:
-    train(three_classes, tmp_path / "run", model__checkpoint=str(finished), **STILL)
-    weights = load_file(finished / "checkpoints" / "best" / "model.safetensors")
-    assert began_with(tmp_path / "run", weights, but=("head.",))
-    assert weights_of(tmp_path / "run")["head.weight"].shape[0] == 3
+    """Of ten digits "0" and "2" stay, "1" has another name, "a" is new."""
+    for split in ("train", "val"):
+        (three_classes / split / "1").rename(three_classes / split / "one")
+        shutil.copytree(three_classes / split / "0", three_classes / split / "a")
+    for path in (three_classes / "val" / "a").iterdir():
+        path.write_bytes(path.read_bytes() + b" ")
+    old = load_file(finished / "checkpoints" / "best" / "model.safetensors")
+    for names, rows in (("{}", {0: 0, 1: 2}), ('{"1" = "one"}', {0: 0, 1: 2, 3: 1})):
+        folder = tmp_path / f"run-{len(rows)}"
+        keys = {"model__checkpoint": str(finished), "model__class_names": names, **STILL}
+        train(three_classes, folder, **keys)
+        assert began_with(folder, old, but=("head.",))
+        new = weights_of(folder)
+        assert len(new["head.weight"]) == len(new["head.bias"]) == 4
+        for key, tensor in new.items():
+            for row in range(4) if key.startswith("head.") else ():
+                mine, before = tensor[row], old[key][rows.get(row, 0)]
+                is_kept = torch.allclose(mine, before, rtol=0, atol=1e-20)
+                assert is_kept == (row in rows)
+        assert any(f"rows of {len(rows)} classes" in text for text in events(folder))
+
+
+@pytest.mark.parametrize(
+    ("names", "wrong"),
+    [
+        ('{"x" = "0"}', "x"),
+        ('{"3" = "x"}', "x"),
+        ('{"3" = "0"}', "0"),
+    ],
+)
+def test_wrong_names_of_classes(
+    names: str, wrong: str, three_classes: Path, finished: Path, tmp_path: Path
+) -> None:
+    with raises("weights.wrong-class-name", name=wrong):
+        train(
+            three_classes,
+            tmp_path / "run",
+            model__checkpoint=str(finished),
+            model__class_names=names,
+        )
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

@@ -369,7 +369,8 @@ def _unmet_needs(tree: Mapping[str, Any]) -> dict[str, str]:
 
     def is_set(key: str) -> bool:
         section, _, name = key.partition(".")
-        return _keys_of(tree, section).get(name) not in (None, "none", fields[key].default)
+        default = fields[key].get_default(call_default_factory=True)
+        return _keys_of(tree, section).get(name) not in (None, "none", default)
 
     unmet = {}
     for section, part in RunConfig.model_fields.items():

@@ -171,7 +171,7 @@ def test_a_source_without_a_classifier() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "is_kept"), [(CLASSES, True), (["ant", "bee", "cat", "dog", "elk"], False)]
+    ("known", "is_kept"), [(CLASSES, True), (["asp", "boa", "cow", "doe", "elk"], False)]
 )
 def test_a_classifier_is_kept_for_the_same_classes_alone(known: list[str], is_kept: bool) -> None:
     there, here = model("test_resnet", 1).state_dict(), model("test_resnet", 2)
@@ -180,6 +180,43 @@ def test_a_classifier_is_kept_for_the_same_classes_alone(known: list[str], is_ke
     assert same(here, there, but=("fc.",))
     kept = there if is_kept else before
     assert torch.equal(here.get_parameter("fc.weight"), kept["fc.weight"])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "classifiers"),
+    [("test_resnet", {}, ("fc.",)), ("deit_tiny_distilled_patch16_224", VIT_SMALL, ("head",))],
+)
+def test_classes_that_are_in_both_keep_their_rows(
+    name: str, options: dict[str, Any], classifiers: tuple[str, ...]
+) -> None:
+    there, here = model(name, 1, 3, **options).state_dict(), model(name, 2, **options)
+    before = snapshot(here)
+    done = adapt(here, there, known=["elk", "cat", "ant"], name=name)
+    assert same(here, there, but=classifiers)
+    for key, tensor in here.state_dict().items():
+        for row in range(5) if key.startswith(classifiers) else ():
+            expected = {0: there[key][2], 2: there[key][1]}.get(row, before[key][row])
+            assert torch.equal(tensor[row], expected)
+    assert "2 classes by their names; 3 are new ('bee', 'dog', …), and 1 of" in done[-1]
+
+
+@pytest.mark.parametrize(
+    ("classes", "rows"),
+    [
+        (["n01443537", "n01440764", "daisy"], {0: 1, 1: 0}),
+        (["daisy", "tench", "crane"], {0: 985, 1: 0}),  # two classes are called crane
+        (["a", "b", "c"], {}),
+    ],
+)
+def test_published_rows_are_known_by_imagenets_names(
+    classes: list[str], rows: dict[int, int]
+) -> None:
+    there, here = model("test_resnet", 1, 1000).state_dict(), model("test_resnet", 2, 3)
+    before = snapshot(here)
+    adapt(here, there, classes)
+    for row in range(3):
+        expected = there["fc.weight"][rows[row]] if row in rows else before["fc.weight"][row]
+        assert torch.equal(here.get_parameter("fc.weight")[row], expected)
 
 
 def test_classes_in_another_order_keep_their_scores() -> None:

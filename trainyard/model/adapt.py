@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -26,8 +27,8 @@ _SHOWN = 2
 class Adapted(NamedTuple):
     log: list[str]
     """How weights were adapted, as sentences."""
-    why_without_classifier: str | None
-    """Why the classifier was left out; None if it was not."""
+    why_other_classifier: str | None
+    """Why the classifier is not the source's own; None if it is."""
 
 
 def adapt_weights(
@@ -36,9 +37,9 @@ def adapt_weights(
     """Load the weights of `source` into a timm model, `name`.
 
     Weights that do not fit are converted by timm: names of the original programs, position
-    embeddings and tables of another grid, a stem for other channels. The classifier is left out if
-    the source has other classes than `classes`, or another number of them. All else must fit
-    exactly, or a CheckpointError lists the misfits, and the model stays unchanged.
+    embeddings and tables of another grid, a stem for other channels. The classifier keeps the rows
+    of classes that are in the source and in `classes`; new ones stay as the model has them. All
+    else must fit exactly, or a CheckpointError lists the misfits, and the model stays unchanged.
     """
     tensors = model.state_dict()
     weights, log = without_prefix(source, prefix, set(tensors))
@@ -49,8 +50,6 @@ def adapt_weights(
         if source.is_ordered and _misfits(tensors, weights):
             weights = _named_by_order(weights, tensors, classifier, log)
     why = _fit_classifier(weights, tensors, classifier, log, theirs=source.classes, ours=classes)
-    if why is not None:
-        log.append(f"the classifier is reinitialised: {why}")
     expected = tensors if any(key in weights for key in classifier) else rest
     if misfits := _misfits(expected, weights):
         raise CheckpointError(
@@ -176,33 +175,74 @@ def _fit_classifier(
     classifier: list[str],
     log: list[str],
     *,
-    theirs: list[str] | None,
+    theirs: Sequence[str] | None,
     ours: Sequence[str],
 ) -> str | None:
-    """Keep the classifier, sort its rows into the order of the classes `ours`, or leave it out.
+    """Make the classifier that of the classes `ours`: of each that the source names, its rows.
 
-    Returns why it was left out.
+    Returns why it is not the source's own; it is left out if no class is in both.
     """
     held = [key for key in classifier if key in weights]
     if not classifier:
         return None
     if len(held) < len(classifier):
-        reason = "there is none in it"
-    elif any(weights[key].shape[:1] != tensors[key].shape[:1] for key in held):
-        reason = f"it is for {len(weights[held[0]]):,} classes, not {len(ours):,}"
-    elif theirs is None or theirs == list(ours):
-        return None
-    elif sorted(theirs) == sorted(ours):
-        row_of = {name: row for row, name in enumerate(theirs)}
-        order = torch.tensor([row_of[name] for name in ours])
-        weights |= {key: weights[key][order] for key in held}
+        reason, shared = "there is none in it", {}
+    else:
+        has_as_many = all(weights[key].shape[:1] == tensors[key].shape[:1] for key in held)
+        rows = len(weights[held[0]])
+        if has_as_many and (theirs is None or list(theirs) == list(ours)):
+            return None
+        names = _names_of_rows(rows, ours) if theirs is None else theirs
+        fits = all(
+            len(weights[key]) == rows == len(names)
+            and weights[key].shape[1:] == tensors[key].shape[1:]
+            for key in held
+        )
+        shared = {name: row for row, name in enumerate(names) if fits and name in set(ours)}
+        reason = "it is for other classes"
+        if not has_as_many:
+            reason = f"it is for {rows:,} classes, not {len(ours):,}"
+    if not shared:
+        for key in held:
+            del weights[key]
+        log.append(f"the classifier is reinitialised: {reason}")
+        return reason
+    here = [row for row, name in enumerate(ours) if name in shared]
+    for key in held:
+        of_source, weights[key] = weights[key], tensors[key].clone().to(weights[key])
+        weights[key][here] = of_source[[shared[ours[row]] for row in here]]
+    if len(here) == len(ours) == len(theirs or ()):
         log.append("put the classifier's rows into the order of the classes here")
         return None
-    else:
-        reason = "it is for other classes"
-    for key in held:
-        del weights[key]
+    new = [name for name in ours if name not in shared]
+    log.append(
+        f"the classifier keeps its rows of {len(here):,} classes by their names; {len(new):,} are "
+        f"new{_listed(new)}, and {rows - len(here):,} of the source are left out"
+    )
     return reason
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:_SHOWN]))
+    return f" ({shown}{', …' * (len(names) > _SHOWN)})" if names else ""
+
+
+def _names_of_rows(rows: int, ours: Sequence[str]) -> list[str]:
+    """Names of the rows of a classifier of ImageNet's size: synsets or words, whichever `ours` has.
+
+    A name of several rows is that of none.
+    """
+    from timm.data import ImageNetInfo, infer_imagenet_subset
+
+    subset = infer_imagenet_subset({"num_classes": rows})
+    if subset is None:
+        return []
+    info = ImageNetInfo(subset)
+    synsets = [info.index_to_label_name(number) for number in range(rows)]
+    words = [info.index_to_description(number).partition(",")[0] for number in range(rows)]
+    best = max((synsets, words), key=lambda names: len(set(names).intersection(ours)))
+    counts = Counter(best)
+    return [name if counts[name] == 1 else "" for name in best]
 
 
 # --- messages ---

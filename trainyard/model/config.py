@@ -12,7 +12,11 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ModelConfig(Section):
-    NEEDS = (("ema_warmup", "ema_decay"), ("ema_cpu", "ema_decay"))
+    NEEDS = (
+        ("ema_warmup", "ema_decay"),
+        ("ema_cpu", "ema_decay"),
+        ("class_names", "checkpoint"),
+    )
 
     name: str = "resnet50"
     """Name of a timm model, or "module:function" in the working directory for one of your own."""
@@ -22,7 +26,10 @@ class ModelConfig(Section):
     """Further options of the model, such as {ls_init_value = 1e-6}."""
     checkpoint: str | None = None
     """Initial weights: "timm" for timm's pretrained ones, a run (its best checkpoint), a
-    checkpoint, or a file (.safetensors, .pth). The classifier is left out if the classes differ."""
+    checkpoint, or a file (.safetensors, .pth). The classifier keeps the rows of classes that are in
+    both, by name, ImageNet's too; those of other classes are new."""
+    class_names: dict[str, str] = Field(default_factory=dict)
+    """Classes of `model.checkpoint` that have other names here: {"old name" = "new name"}."""
     checkpoint_key: str | None = None
     """Entry of a .pth file that holds the weights; detected by default."""
     checkpoint_prefix: str = ""

@@ -1,6 +1,6 @@
 """Initial weights of a run: from another run, a file, or timm."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ def put_initial_weights(
     """Load the weights of `model.checkpoint` into the model."""
     if config.checkpoint is None:
         return InitialWeights()
-    source = initial_source(config)
+    source = _renamed(initial_source(config), config.class_names, classes)
     log, _ = adapt_weights(
         model, source, classes=classes, name=config.name, prefix=config.checkpoint_prefix
     )
@@ -52,6 +52,30 @@ def put_initial_weights(
             "recipe's",
         ]
     return InitialWeights(source.description, log, source.pixels)
+
+
+def _renamed(
+    source: LoadedWeights, names: Mapping[str, str], classes: Sequence[str]
+) -> LoadedWeights:
+    """The weights with the names that `model.class_names` gives to their classes."""
+    if not names:
+        return source
+    old = source.classes or ()
+    new = [names.get(name, name) for name in old]
+    wrong = [
+        *((name, f"{source.description} has no such class") for name in names if name not in old),
+        *((name, "the data has no such class") for name in names.values() if name not in classes),
+        *((name, "it is that of another class too") for name in new if new.count(name) > 1),
+    ]
+    if wrong:
+        raise CheckpointError(
+            "weights.wrong-class-name",
+            "model.class_names: {name!r}: {reason}; write names of the initial weights and names "
+            'of the data: {{"old name" = "new name"}}',
+            name=wrong[0][0],
+            reason=wrong[0][1],
+        )
+    return replace(source, classes=new)
 
 
 def resumed_weights(setting: str, folder: RunDirectory) -> InitialWeights:
