@@ -19,6 +19,7 @@ LEVELS = [
         "section",
         "course",
         "parent",
+        "pickle_records",
         "hardware",
         "hints",
         "image_size",

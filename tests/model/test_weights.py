@@ -4,11 +4,19 @@ import argparse
 import os
 import pickle
 import socket
+import sys
+import zipfile
+from collections import defaultdict
 from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -16,6 +24,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tests.errors import raises
+from trainyard.data.batch import BadSample
+from trainyard.errors import CheckpointError
 from trainyard.model.weights import (
     KEYS,
     LoadedWeights,
@@ -104,6 +114,56 @@ def test_the_count_of_an_averaged_model_is_left_out(tmp_path: Path) -> None:
     assert len(done) == 1 and "'module.'" in done[0]
 
 
+def _of_before_safe_reading() -> dict[str, Any]:
+    """What trainers keep beside weights, which torch's safe reader refuses."""
+    options = SimpleNamespace(lr=0.1, path=Path("data"))
+    options.itself = options
+    return {
+        "a number of NumPy": np.float64(0.9),
+        "an array of NumPy": np.arange(6.0).reshape(2, 3),
+        "a path": Path("runs/best"),
+        "a namespace of its own": options,
+        "a data class": LoadedWeights({}, "x"),
+        "a defaultdict": defaultdict(list, {"loss": [1.0]}),
+        "an enum": HTTPStatus.NOT_FOUND,
+        "a model": nn.Sequential(nn.Linear(2, 3), nn.BatchNorm2d(2)),
+        "an optimizer": torch.optim.AdamW([nn.Parameter(torch.ones(2))]),
+        "a date": datetime(2026, 1, 1),
+        "a number of any size": Decimal("0.1"),
+        "a set of names": {"a", "b"},
+        "a named tuple": BadSample(1, "a.jpg", 0, "cut"),
+        "a class": nn.Linear,
+        "a function": timm.create_model,
+        "a type": torch.float16,
+        "a device": torch.device("cpu"),
+        "a size": torch.ones(2, 3).shape,
+        "complex": 1j,
+        "bytes": b"abc",
+    }
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("kind", _of_before_safe_reading())
+def test_what_lies_beside_weights_does_no_harm(kind: str, protocol: int, tmp_path: Path) -> None:
+    content = {"state_dict": small(), "beside": _of_before_safe_reading()[kind], "epoch": 3}
+    torch.save(content, tmp_path / "a.pth", pickle_protocol=protocol)
+    assert same(read_weights(tmp_path / "a.pth").weights, small())
+
+
+@pytest.mark.parametrize("make", [lambda model: model, lambda model: {"model": model, "epoch": 3}])
+def test_a_whole_model_is_read_as_its_weights(make: Callable[..., Any], tmp_path: Path) -> None:
+    for name in ("resnet18", "test_vit", "swin_tiny_patch4_window7_224"):
+        model = timm.create_model(name)
+        source = read_weights(saved(tmp_path / "a.pth", make(model)))
+        assert same(source.weights, model.state_dict())
+    shared = torch.arange(12.0)
+    parts = {"a": shared[3:9].view(2, 3).t(), "b": shared[::2], "c": torch.empty(0)}
+    kinds = [torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
+    of_kinds = {str(kind): torch.arange(4).to(kind) for kind in kinds}
+    content = {"model": parts | of_kinds, "beside": np.float64(1)}
+    assert same(read_weights(saved(tmp_path / "b.pth", content)).weights, parts | of_kinds)
+
+
 # --- what is refused ---
 
 
@@ -121,9 +181,74 @@ class Runs:
 def test_nothing_in_a_file_is_run(is_zip: bool, tmp_path: Path) -> None:
     content = {"model": small(), "extra": Runs(tmp_path / "ran")}
     torch.save(content, tmp_path / "a.pth", _use_new_zipfile_serialization=is_zip)
-    with raises("weights.unsafe", path=tmp_path / "a.pth", name=f"{os.mkdir.__module__}.mkdir"):
-        read_weights(tmp_path / "a.pth")
+    assert same(read_weights(tmp_path / "a.pth").weights, small())
     assert not (tmp_path / "ran").exists()
+
+
+def global_of(name: str) -> bytes:
+    module, _, function = name.rpartition(".")
+    return f"c{module}\n{function}\n".encode()
+
+
+def text(value: str) -> bytes:
+    return b"X" + len(value.encode()).to_bytes(4, "little") + value.encode()
+
+
+# Instructions that leave one object, or fail; each would do harm in Python's own reader.
+HOSTILE = {
+    "a command": global_of("os.system") + text("touch ran") + b"\x85R",
+    "by another module": global_of("posix.system") + text("touch ran") + b"\x85R",
+    "eval": global_of("builtins.eval") + text("open('ran', 'w')") + b"\x85R",
+    "a name on the stack": text("os") + text("system") + b"\x93" + text("touch ran") + b"\x85R",
+    "a new object": global_of("subprocess.Popen") + text("touch ran") + b"\x85\x81",
+    "an instance": b"(" + text("touch ran") + b"ios\nsystem\n",
+    "an object": b"(" + global_of("os.system") + text("touch ran") + b"o",
+    "names by getattr": global_of("builtins.getattr")
+    + global_of("os.path")
+    + text("os")
+    + b"\x86R",
+    "a state of torch's class": global_of("torch.Tensor") + b"N}" + text("add") + b"Ns\x86b",
+    "a state of a function": global_of("torch._utils._rebuild_tensor_v2")
+    + b"N}"
+    + text("__defaults__")
+    + b"Ns\x86b",
+    "a state of a tuple": b"(K\1tN}" + text("x") + b"K\1s\x86b",
+    "an import": global_of("importlib.import_module") + text("antigravity") + b"\x85R",
+    "a whole module": global_of("torch.load") + text("b.pth") + b"\x85R",
+    "an extension": b"\x82\1",
+    "a buffer": b"\x97",
+    "another persistent id": b"Pos.system\n",
+    "tuples in tuples as a key": b"}" + b"K\1" + b"\x85" * 300_000 + b"K\1s",
+    "lists in lists": b"]" * 300_000 + b"a" * 299_999,
+    "itself": b"]q\1h\1a",
+    "a long text": b"X\xff\xff\xff\x7f",
+    "an unknown instruction": b"\xf0",
+    "no object": b"",
+    "too many pops": b"0000",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_file_does_nothing(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused; no process starts, and no file, class or function changes."""
+    monkeypatch.chdir(tmp_path)
+    before = torch.Tensor.add, torch._utils._rebuild_tensor_v2.__defaults__
+    saved(tmp_path / "b.pth", {"model": small(), "extra": np.float64(1)})
+    with zipfile.ZipFile("b.pth") as archive, zipfile.ZipFile("a.pth", "w") as changed:
+        for name in archive.namelist():
+            content = archive.read(name)
+            if name.endswith("data.pkl"):  # {"extra": …} around the object that was there
+                begin = b"\x80\2}(" + text("extra") + HOSTILE[kind] + text("model")
+                content = begin + global_of("torch._utils._rebuild_parameter") + b"N\x85Ru."
+            changed.writestr(name, content)
+    with pytest.raises(CheckpointError) as refused:
+        read_weights(tmp_path / "a.pth")
+    assert refused.value.code in ("weights.none-in-file", "file.unreadable")
+    assert not (tmp_path / "ran").exists()
+    assert "antigravity" not in sys.modules
+    assert (torch.Tensor.add, torch._utils._rebuild_tensor_v2.__defaults__) == before
 
 
 @pytest.mark.parametrize("name", ["a.safetensors", "a.pth"])

@@ -3,7 +3,7 @@
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -185,41 +185,43 @@ def _fit_classifier(
     held = [key for key in classifier if key in weights]
     if not classifier:
         return None
+    shared: dict[str, int] = {}
     if len(held) < len(classifier):
-        reason, shared = "there is none in it", {}
+        reason = "there is none in it"
     else:
-        has_as_many = all(weights[key].shape[:1] == tensors[key].shape[:1] for key in held)
-        rows = len(weights[held[0]])
-        if has_as_many and (theirs is None or list(theirs) == list(ours)):
+        rows, reason = len(weights[held[0]]), "it is for other classes"
+        if any(weights[key].shape[:1] != tensors[key].shape[:1] for key in held):
+            reason = f"it is for {rows:,} classes, not {len(ours):,}"
+        elif theirs is None or list(theirs) == list(ours):
             return None
         names = _names_of_rows(rows, ours) if theirs is None else theirs
-        fits = all(
-            len(weights[key]) == rows == len(names)
-            and weights[key].shape[1:] == tensors[key].shape[1:]
+        if all(
+            len(weights[key]) == len(names) and weights[key].shape[1:] == tensors[key].shape[1:]
             for key in held
-        )
-        shared = {name: row for row, name in enumerate(names) if fits and name in set(ours)}
-        reason = "it is for other classes"
-        if not has_as_many:
-            reason = f"it is for {rows:,} classes, not {len(ours):,}"
+        ):
+            shared = {name: row for row, name in enumerate(names) if name in set(ours)}
     if not shared:
+        log.append(f"the classifier is reinitialised: {reason}")
         for key in held:
             del weights[key]
-        log.append(f"the classifier is reinitialised: {reason}")
         return reason
     here = [row for row, name in enumerate(ours) if name in shared]
     for key in held:
         of_source, weights[key] = weights[key], tensors[key].clone().to(weights[key])
         weights[key][here] = of_source[[shared[ours[row]] for row in here]]
-    if len(here) == len(ours) == len(theirs or ()):
-        log.append("put the classifier's rows into the order of the classes here")
-        return None
+    log.append(_kept(rows, shared, ours))
+    return None if len(shared) == len(ours) == len(theirs or ()) else reason
+
+
+def _kept(rows: int, shared: Collection[str], ours: Sequence[str]) -> str:
+    """A sentence about the classes that kept their rows."""
     new = [name for name in ours if name not in shared]
-    log.append(
-        f"the classifier keeps its rows of {len(here):,} classes by their names; {len(new):,} are "
-        f"new{_listed(new)}, and {rows - len(here):,} of the source are left out"
+    if not new and len(shared) == rows:
+        return "put the classifier's rows into the order of the classes here"
+    return (
+        f"the classifier keeps its rows of {len(shared):,} classes by their names; {len(new):,} "
+        f"are new{_listed(new)}, and {rows - len(shared):,} of the source are left out"
     )
-    return reason
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,8 +1,6 @@
 """Sources of initial weights: files of other programs, and timm's pretrained weights."""
 
-import argparse
 import json
-import re
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +15,9 @@ from torch import Tensor
 
 from trainyard.errors import CheckpointError
 from trainyard.files import why_unreadable
+from trainyard.model.torch_file import read_torch_file
 from trainyard.own_code import is_own
+from trainyard.pickle_records import Record
 
 Weights = dict[str, Tensor]
 Pixels = dict[str, Any]
@@ -227,21 +227,9 @@ def _names(value: Any) -> list[str] | None:
 
 
 def _read_torch(path: Path) -> Any:
-    # A Namespace has plain attributes only; timm, ConvNeXt and DeiT save their options in one.
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            return torch.load(path, map_location="cpu", weights_only=True)
+        return read_torch_file(path)
     except Exception as error:  # a damaged file raises many kinds of errors
-        unsafe = re.findall(r"GLOBAL (\S+)", str(error))
-        if unsafe:
-            raise CheckpointError(
-                "weights.unsafe",
-                "{path}: holds more than weights ({name}), and Trainyard never runs code from a "
-                "file: if you trust it, load it with torch.load(..., weights_only=False) and save "
-                "its weights as .safetensors",
-                path=path,
-                name=unsafe[0],
-            ) from None
         raise CheckpointError("file.unreadable", path=path, reason=why_unreadable(error)) from None
 
 
@@ -261,6 +249,7 @@ def _tensors(value: Mapping[str, Tensor]) -> Weights:
 
 def _entries(content: Any) -> str:
     if not isinstance(content, Mapping):
-        return f"; it is a {type(content).__name__}"
+        kind = content.name if isinstance(content, Record) else type(content).__name__
+        return f"; it is a {kind}"
     names = [str(name) for name in content]
     return f"; it has {', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
