@@ -22,6 +22,7 @@ from trainyard.data.decode.seek_tables import build_seek, open_seek, seek_path, 
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.table import Index
+from trainyard.data.index.val_share import both_sides, open_part
 from trainyard.data.open_datasets import slow_paths, warn
 from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import ShuffledPlan
@@ -122,6 +123,28 @@ def test_of_shards(tmp_path: Path) -> None:
     assert_same(all_batches(renumbered, config), plain)
     parts = [str(tmp_path / name) for name in ("0.tar", "[12].tar")]
     assert open_seek(open_merged(parts, None)) is None  # none of its own
+
+
+def test_of_both_sides_of_a_division(tmp_path: Path) -> None:
+    """Each sample of a part has the entries of its row in the whole."""
+    index = open_index(write_files(tmp_path / "data", {f"0/{n}.jpg": jpeg(n) for n in range(20)}))
+    plain = [open_part(index, side) for side in both_sides(0.2, 3)]
+    whole = build_seek(index, silent)
+    (train, val), seen = plain, set[int]()
+    for part in (train, val):
+        table, rows = open_seek(part), part.row
+        assert table is not None and rows is not None and table.path == whole.path
+        assert seek_remark(part) is None
+        for sample, row in enumerate(rows.tolist()):
+            assert part.locate(sample) == index.locate(row)
+            seen.add(row)
+        mine, its = table.of(np.arange(len(part))), whole.of(rows)
+        np.testing.assert_array_equal((mine.offsets, mine.lengths), (its.offsets, its.lengths))
+    assert seen == {*range(20)}
+    renumbered = open_merged([str(index.root)], ("0", "1"), side=both_sides(0.2, 3)[1])
+    table = open_seek(renumbered)
+    assert table is not None and table.path == whole.path
+    np.testing.assert_array_equal(renumbered.row, val.row)
 
 
 def test_images_behind_http(server: FaultyServer) -> None:

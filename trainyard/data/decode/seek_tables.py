@@ -40,12 +40,15 @@ class SeekTable(NamedTuple):
 
     path: Path
     file: LocalFile
-    first: NDArray[np.int64]  # [samples + 1]
+    first: NDArray[np.int64]  # [rows + 1]
+    row: NDArray[np.int64] | None
+    """The row of each sample; None for its number."""
 
     def of(self, ids: Ids) -> EncodedSpans:
         """The entries of samples; none for a sample whose range is damaged. Without entries, or if
         they do not fit, a sample is decoded from its start."""
-        begins, ends = self.first[ids], self.first[ids + 1]
+        rows = ids if self.row is None else self.row[ids]
+        begins, ends = self.first[rows], self.first[rows + 1]
         is_there = (begins >= 0) & (begins <= ends) & (ends <= self.first[-1])
         offsets = _HEADER.size + self.first.nbytes + begins * is_there * core.SEEK_ENTRY
         lengths = (ends - begins) * is_there * core.SEEK_ENTRY
@@ -62,27 +65,28 @@ def seek_path(index: Index) -> Path:
 
 
 def _same_rows(index: Index) -> tuple[str, ...]:
-    """The path and fingerprint of the index that was scanned: other classes change no offset."""
+    """The path and fingerprint of the index that was scanned: a part has some of its rows."""
     return index.same_rows or (str(index.path), index.fingerprint)
 
 
 def open_seek(index: Index) -> SeekTable | None:
     """The seek tables of an index; None if there are none for it."""
     path = seek_path(index)
-    entries_at = _HEADER.size + 8 * (len(index) + 1)
     try:
         file = LocalFile(str(path))
-        head = file.read(0, _HEADER.size)
+        magic, fingerprint, rows = _HEADER.unpack(file.read(0, _HEADER.size))
         with open(file.fileno(), "rb", closefd=False) as opened:
-            first = np.asarray(np.memmap(opened, "<i8", "r", _HEADER.size, (len(index) + 1,)))
-    except (OSError, ValueError):  # absent, empty or cut short
+            first = np.asarray(np.memmap(opened, "<i8", "r", _HEADER.size, (rows + 1,)))
+    except (OSError, ValueError, OverflowError):  # absent, empty, cut short or of another kind
         return None
-    if _HEADER.unpack(head) != (_MAGIC, _same_rows(index)[1].encode(), len(index)):
+    fits = rows == len(index) if index.row is None else rows > index.row.max()
+    if not fits or (magic, fingerprint) != (_MAGIC, _same_rows(index)[1].encode()):
         return None
     # In Python, whose integers do not wrap around.
-    if not is_built() or int(first[-1]) * core.SEEK_ENTRY != file.size - entries_at:
+    entries = file.size - _HEADER.size - first.nbytes
+    if not is_built() or int(first[-1]) * core.SEEK_ENTRY != entries:
         return None
-    return SeekTable(path, file, first)
+    return SeekTable(path, file, first, index.row)
 
 
 def seek_remark(index: Index) -> str | None:

@@ -29,11 +29,11 @@ from trainyard.data.index.stamps import (
     stamps,
 )
 from trainyard.data.index.table import (
+    DTYPES,
     Columns,
     Index,
     StringColumn,
     into_cache,
-    list_columns,
     load_index,
     report_damage,
     save_index,
@@ -157,12 +157,11 @@ def _left_out(scan: Scan, tables: dict[str, "_Table"], split: str) -> LeftOut:
 
 def _stamp_of_images(scan: Scan, table: "_Table") -> Stamps:
     """The stamp of local files of one image each; nothing for shards, which have their own."""
-    columns = table.columns()
-    names = StringColumn(columns["file_name_text"], columns["file_name_ends"])
+    names = table.file_names
     if is_remote(scan.place.root) or not scan.watched or names[0] in scan.watched:
         return {}
     sizes = np.zeros(len(names), np.int64)
-    sizes[columns["file"]] = columns["size"]
+    sizes[np.asarray(table.file)] = table.size
     times = np.frombuffer(table.times, np.int64) if table.times else None
     return {IMAGES: images_stamp(scan.place.root, names, sizes, times)}
 
@@ -201,14 +200,14 @@ def _no_table(scan: Scan, found: list[str]) -> DataError:
 
 
 class _Table:
-    """The columns of an index that is being built."""
+    """The columns of an index that is being built, by their names there."""
 
     def __init__(self) -> None:
         self.file, self.offset, self.size = array("i"), array("q"), array("q")
         self.label, self.count = array("i"), array("i")
         self.has_lists: bool | None = None  # None before the first row
         self.snappy_start, self.snappy_length = array("i"), array("i")
-        self.names, self.ends = bytearray(), array("q")
+        self.file_name_text, self.file_name_ends = bytearray(), array("q")
         self.times = array("q")
         """Of all files, or of none."""
         self._last: str | None = None
@@ -229,12 +228,12 @@ class _Table:
             )
         self.has_lists = has_lists
         if rows.path != self._last:
-            self.names += os.fsencode(rows.path)
-            self.ends.append(len(self.names))
+            self.file_name_text += os.fsencode(rows.path)
+            self.file_name_ends.append(len(self.file_name_text))
             self._last = rows.path
             if rows.time is not None:
                 self.times.append(rows.time)
-        self.file.extend((len(self.ends) - 1,) * len(rows.sizes))
+        self.file.extend((len(self.file_name_ends) - 1,) * len(rows.sizes))
         self.offset.extend(rows.offsets)
         self.size.extend(rows.sizes)
         self.label.extend(rows.labels)
@@ -261,24 +260,20 @@ class _Table:
         labels[:] = numbers[labels]
 
     def columns(self) -> Columns:
-        snappy = {
-            "snappy_start": np.frombuffer(self.snappy_start, "<i4"),
-            "snappy_length": np.frombuffer(self.snappy_length, "<i4"),
-        }
-        label, lists = np.frombuffer(self.label, "<i4"), {}
+        names = vars(self).keys() & DTYPES.keys()
+        if not any(self.snappy_length):
+            names -= {"snappy_start", "snappy_length"}
+        columns: Columns = {n: np.frombuffer(getattr(self, n), DTYPES[n]) for n in names}
         if self.has_lists:
-            lists = list_columns(joined(np.frombuffer(self.count, "<i4"), label))
+            ends, values = joined(np.frombuffer(self.count, "<i4"), columns["label"])
             label = np.arange(len(self), dtype="<i4")
-        return {
-            "file": np.frombuffer(self.file, "<i4"),
-            "offset": np.frombuffer(self.offset, "<i8"),
-            "size": np.frombuffer(self.size, "<i8"),
-            "label": label,
-            "file_name_text": np.frombuffer(self.names, "u1"),
-            "file_name_ends": np.frombuffer(self.ends, "<i8"),
-            **(snappy if any(self.snappy_length) else {}),
-            **lists,
-        }
+            columns |= {"label": label, "list_ends": ends, "list_values": values}
+        return columns
+
+    @property
+    def file_names(self) -> StringColumn:
+        text = np.frombuffer(self.file_name_text, "u1")
+        return StringColumn(text, np.frombuffer(self.file_name_ends, "<i8"))
 
 
 def _kind(has_lists: bool | None) -> str:
@@ -293,7 +288,7 @@ def _tables(scan: Scan, progress: Progress) -> dict[str, _Table]:
         tables[rows.split].add(rows)
         count += len(rows.sizes)
         if scan.files > 1:
-            ended = sum(len(table.ends) for table in tables.values())
+            ended = sum(len(table.file_name_ends) for table in tables.values())
             done = [(min(ended, scan.files), scan.files)]
         progress(count, *done)
     return {split: table for split, table in tables.items() if len(table)}
@@ -373,9 +368,8 @@ def _check_described(
     """DataError if the manifest describes other files than these: so may its class names."""
     place, samples = scan.place, Counter[str]()
     for table in tables.values():
-        columns = table.columns()
-        names = StringColumn(columns["file_name_text"], columns["file_name_ends"])
-        counts = np.bincount(columns["file"], minlength=len(names)).tolist()
+        names = table.file_names
+        counts = np.bincount(np.asarray(table.file), minlength=len(names)).tolist()
         samples.update(dict(zip(names, counts, strict=True)))
     for name, shard in shards_listed(manifest, place.root, samples).items():
         stamp = watched.get(name)

@@ -4,8 +4,6 @@ The merged index is an ordinary index file in the cache, with absolute file name
 are not changed.
 """
 
-import hashlib
-import json
 import os
 import shlex
 from collections.abc import Sequence
@@ -22,12 +20,22 @@ from trainyard.data.index.label_space import match_classes, plain_names, report,
 from trainyard.data.index.layout import check_classes
 from trainyard.data.index.overlap import check_once
 from trainyard.data.index.splits import find_splits, train_and_val, without_splits
-from trainyard.data.index.table import Columns, Index, into_cache, load_index, save_index
+from trainyard.data.index.table import (
+    DTYPES,
+    Columns,
+    Index,
+    digest_of,
+    into_cache,
+    load_index,
+    save_index,
+)
 from trainyard.data.index.val_share import Side, open_part
 from trainyard.data.storage.location import take_secrets
 from trainyard.data.storage.source import real_path
 from trainyard.errors import DataError
 from trainyard.files import cache_folder
+
+_CONCATENATED = {"offset", "size", "snappy_start", "snappy_length"}
 
 
 def merged_splits(
@@ -149,53 +157,33 @@ def _unite(
 def _path(parts: Sequence[Index], known: Sequence[str] | None) -> Path:
     # Of releases before, an index may have images twice.
     identity = [[os.path.realpath(part.path) for part in parts], known and list(known), "once"]
-    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-    return cache_folder() / f"merged-{digest[:16]}"
+    return cache_folder() / f"merged-{digest_of(identity)[:16]}"
 
 
 def _header(parts: Sequence[Index], classes: list[str]) -> dict[str, Any]:
+    fingerprint = digest_of([classes, [part.fingerprint for part in parts]])
+    numbers = list(map(str, range(len(classes))))
+    has_names = any(part.has_names for part in parts) or classes != numbers
+    common = {"classes": classes, "has_names": has_names, "fingerprint": fingerprint}
     if len(parts) == 1:
-        return _renumbered(parts[0], classes)
+        same = parts[0].same_rows or (str(parts[0].path), parts[0].fingerprint)
+        return parts[0].header(**common, same_rows=same)
     wholes = [part.whole for part in parts]
     left_out = LeftOut()
     for part in parts:
         left_out.update(part.left_out)
-    return {
+    return common | {
         "root": None,
         "format": " and ".join(sorted({part.format for part in parts})),
-        "classes": classes,
-        "has_names": any(part.has_names for part in parts)
-        or classes != [str(number) for number in range(len(classes))],
         "stamps": {
             os.path.join(real_path(part.root), name): stamp
             for part in parts
             for name, stamp in part.stamps.items()
         },
-        "fingerprint": _fingerprint(parts, classes),
         "left_out": left_out.kinds,
-        "parts": [len(part) for part in parts],
-        "whole": hashlib.sha256(json.dumps(wholes).encode()).hexdigest() if any(wholes) else "",
+        "parts": [*map(len, parts)],
+        "whole": digest_of(wholes) if any(wholes) else "",
     }
-
-
-def _renumbered(part: Index, classes: list[str]) -> dict[str, Any]:
-    """The header of a single data set whose labels are numbers among other classes."""
-    return {
-        "root": real_path(part.root),
-        "format": part.format,
-        "classes": classes,
-        "has_names": part.has_names or classes != list(map(str, range(len(classes)))),
-        "stamps": part.stamps,
-        "fingerprint": _fingerprint([part], classes),
-        "left_out": part.left_out.kinds,
-        "whole": part.whole,
-        "same_rows": [str(part.path), part.fingerprint],
-    }
-
-
-def _fingerprint(parts: Sequence[Index], classes: list[str]) -> str:
-    identity = [classes, [part.fingerprint for part in parts]]
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
 def _save(path: Path, parts: Sequence[Index], header: dict[str, Any]) -> Index:
@@ -207,20 +195,20 @@ def _save(path: Path, parts: Sequence[Index], header: dict[str, Any]) -> Index:
 
 
 def _columns(parts: Sequence[Index], classes: list[str]) -> Columns:
-    optional = {name for part in parts for name in part.optional_columns()}
-    zeros = [np.zeros(len(part) if optional else 0, "<i4") for part in parts]
-    return {
-        **{
-            name: np.concatenate(
-                [p.optional_columns().get(name, z) for p, z in zip(parts, zeros, strict=True)]
-            )
-            for name in optional
-        },
+    labels = _labels(parts, classes)
+    if len(parts) == 1:
+        return parts[0].columns | labels
+    names = {name for part in parts for name in part.columns} & _CONCATENATED
+    texts, ends = zip(*map(_full_names, parts), strict=True)
+    columns = {
+        name: np.concatenate([p.columns.get(name, np.zeros(len(p), DTYPES[name])) for p in parts])
+        for name in names
+    }
+    return columns | {
         "file": _shifted([part.file for part in parts], [len(part.file_names) for part in parts]),
-        "offset": np.concatenate([part.offset for part in parts]),
-        "size": np.concatenate([part.size for part in parts]),
-        **_labels(parts, classes),
-        **_names(parts),
+        "file_name_text": np.concatenate(texts),
+        "file_name_ends": _shifted(ends, [len(text) for text in texts]),
+        **labels,
     }
 
 
@@ -249,18 +237,6 @@ def _labels(parts: Sequence[Index], classes: list[str]) -> Columns:
         "label": _shifted([part.label for part in parts], [len(one.ends) for one in some]),
         "list_ends": _shifted([one.ends for one in some], [len(one.values) for one in some]),
         "list_values": np.concatenate([*values]),
-    }
-
-
-def _names(parts: Sequence[Index]) -> Columns:
-    """The file names end to end; of several data sets each after its folder."""
-    if len(parts) == 1:
-        names = parts[0].file_names
-        return {"file_name_text": names.text, "file_name_ends": names.ends}
-    texts, ends = zip(*map(_full_names, parts), strict=True)
-    return {
-        "file_name_text": np.concatenate(texts),
-        "file_name_ends": _shifted(ends, [len(text) for text in texts]),
     }
 
 

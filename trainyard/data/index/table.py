@@ -7,7 +7,7 @@ checks all of the file when it opens it: 0.08 s for fourteen million samples, 34
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,26 +21,33 @@ from safetensors.numpy import save_file
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.index.label_lists import LabelLists
 from trainyard.data.storage.snappy import unpacked
+from trainyard.data.storage.source import real_path
 from trainyard.errors import DataError
 from trainyard.files import atomic_write, open_regular, use_umask
 from trainyard.printable import print_line
 
 _MAX_BYTES = 1 << 62  # so that the end of a sample has 64 bits too
-_DTYPES = {
-    "file": "<i4",
+OF_SAMPLES = {
     "offset": "<i8",
     "size": "<i8",
-    "label": "<i4",
-    "file_name_text": "u1",
-    "file_name_ends": "<i8",
     "snappy_start": "<i4",
     "snappy_length": "<i4",
+    "row": "<i8",
+    "file": "<i4",
+    "label": "<i4",
+}
+"""The columns of one row for each sample."""
+DTYPES = OF_SAMPLES | {
+    "file_name_text": "u1",
+    "file_name_ends": "<i8",
     "list_ends": "<i8",
     "list_values": "<i4",
 }
 _SEAL = "seal"
 """The last column: the CRC-32C of all bytes of the file before it."""
 _SEAL_BYTES = 4
+_PLAIN = ("format", "has_names", "stamps", "fingerprint")  # entries of a header as they are
+_LISTS = ("classes", "parts", "numbers", "same_rows")
 # What the wrong types, names and numbers of a header raise.
 _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 
@@ -79,6 +86,8 @@ class Index:
     list_values: NDArray[np.int32] | None = None
     left_out: LeftOut = field(default_factory=LeftOut)
     """Files, rows and members of the data that are no samples, of all splits of a file."""
+    row: NDArray[np.int64] | None = None
+    """The rows of the samples in the index of `same_rows`; None for all of its rows."""
     parts: tuple[int, ...] = ()
     """Number of samples of each merged data set, in their order; empty for a single one."""
     whole: str = ""
@@ -86,7 +95,7 @@ class Index:
     numbers: tuple[int, ...] = ()
     """The number that the data store for each class, where names beside them replace it."""
     same_rows: tuple[str, ...] = ()
-    """The path and fingerprint of the index of these rows that other numbers of classes are in."""
+    """The path and fingerprint of the index that has these rows, maybe with others; () for this."""
 
     def __len__(self) -> int:
         return len(self.label)
@@ -146,20 +155,18 @@ class Index:
             path, offset, _ = self.locate(sample)
             raise OSError(f"{path}, byte {offset}: {error}") from None
 
-    def optional_columns(self) -> "Columns":
-        """The columns of one row per sample that only some indices have."""
-        if self.snappy_start is None or self.snappy_length is None:
-            return {}
-        return {"snappy_start": self.snappy_start, "snappy_length": self.snappy_length}
+    @property
+    def columns(self) -> Columns:
+        """All columns by name, as they are saved."""
+        text, ends = self.file_names.text, self.file_names.ends
+        found = vars(self) | {"file_name_text": text, "file_name_ends": ends}
+        return {name: found[name] for name in DTYPES if found.get(name) is not None}
 
-    def list_columns(self) -> "Columns":
-        """The columns of lists of labels; empty if each sample has one class."""
-        return {} if self.lists is None else list_columns(self.lists)
-
-
-def list_columns(lists: LabelLists) -> Columns:
-    """The columns of lists of labels, as an index stores them."""
-    return {"list_ends": lists.ends, "list_values": lists.values}
+    def header(self, **changed: Any) -> dict[str, Any]:
+        """The header of another index of the same data, with what differs there."""
+        same = ("format", "classes", "has_names", "stamps", "whole")
+        root = {"root": real_path(self.root), "left_out": self.left_out.kinds}
+        return root | {name: getattr(self, name) for name in same} | changed
 
 
 @dataclass(frozen=True)
@@ -216,25 +223,19 @@ def _parse(path: Path, content: NDArray[np.uint8]) -> Index:
     _check_header(header)
     del layout[_SEAL]
     columns = {
-        name: content[start:][slice(*tensor["data_offsets"])].view(_DTYPES[name])
+        name: content[start:][slice(*tensor["data_offsets"])].view(DTYPES[name])
         for name, tensor in layout.items()
     }
     names = StringColumn(columns.pop("file_name_text"), columns.pop("file_name_ends"))
+    known: dict[str, Any] = {name: header[name] for name in _PLAIN} | columns
+    known |= {name: tuple(header.get(name, ())) for name in _LISTS}
     index = Index(
         root="" if header["root"] is None else header["root"] or str(path.parent),
-        format=header["format"],
-        classes=tuple(header["classes"]),
-        has_names=header["has_names"],
         path=path,
-        stamps=header["stamps"],
-        fingerprint=header["fingerprint"],
-        file_names=names,
         left_out=LeftOut(header["left_out"]),
-        parts=tuple(header.get("parts", ())),
         whole=header.get("whole", ""),
-        numbers=tuple(header.get("numbers", ())),
-        same_rows=tuple(header.get("same_rows", ())),
-        **columns,
+        file_names=names,
+        **known,
     )
     _check_columns(index)
     return index
@@ -258,13 +259,8 @@ def _check_header(header: dict[str, Any]) -> None:
 
 def _check_columns(index: Index) -> None:
     """ValueError unless columns have the right lengths, and numbers that are in range."""
-    rows: list[NDArray[Any]] = [
-        index.file,
-        index.offset,
-        index.size,
-        *index.optional_columns().values(),
-    ]
-    if not len(index) or any(len(column) != len(index) for column in rows):
+    columns = {name: one for name, one in index.columns.items() if name in OF_SAMPLES}
+    if not len(index) or any(len(column) != len(index) for column in columns.values()):
         raise ValueError("its columns differ in length")
     if index.parts and (min(index.parts) < 1 or sum(index.parts) != len(index)):
         raise ValueError("its parts are not all samples")
@@ -272,10 +268,8 @@ def _check_columns(index: Index) -> None:
     if np.diff(ends, prepend=0).min() < 0 or ends[-1] != len(index.file_names.text):
         raise ValueError("its file names are cut")
     _check_range("file", index.file, len(ends))
-    _check_range("offset", index.offset, _MAX_BYTES)
-    _check_range("size", index.size, _MAX_BYTES)
-    if index.snappy_length is not None:
-        _check_range("length", index.snappy_length, _MAX_BYTES)
+    for name in columns.keys() & {"offset", "size", "snappy_length", "row"}:
+        _check_range(name, columns[name], _MAX_BYTES)
     if index.lists is None:
         _check_range("label", index.label, len(index.classes))
     elif not index.lists.is_sound(index.label, len(index.classes)):
@@ -321,7 +315,7 @@ def into_cache(path: Path, location: str) -> Iterator[None]:
 
 def _write(path: Path, header: dict[str, Any], columns: Columns) -> None:
     for name, column in columns.items():
-        assert column.dtype == _DTYPES[name], (name, column.dtype)
+        assert column.dtype == DTYPES[name], (name, column.dtype)
     # safetensors writes wide types first, and columns of one type by their names: the seal is last.
     sealed = columns | {_SEAL: np.zeros(_SEAL_BYTES, "u1")}
     save_file(sealed, path, {"index": json.dumps(header)})  # a new file at this path
@@ -334,7 +328,12 @@ def _write(path: Path, header: dict[str, Any], columns: Columns) -> None:
         os.fsync(file.fileno())
 
 
-def _fingerprint(classes: list[str], columns: Columns) -> str:
+def digest_of(value: object) -> str:
+    """The SHA-256 of a value's JSON."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+def _fingerprint(classes: Sequence[str], columns: Columns) -> str:
     digest = hashlib.sha256(json.dumps(classes).encode())
     for name in sorted(columns):
         digest.update(columns[name].tobytes())

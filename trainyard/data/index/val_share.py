@@ -22,8 +22,6 @@ most. Where the longer ones lie depends on the class, so that all folds are of n
 size.
 """
 
-import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -33,9 +31,15 @@ from numpy.typing import NDArray
 
 from trainyard.data.index.fold import read_fold
 from trainyard.data.index.overlap import hash_names
-from trainyard.data.index.table import Index, into_cache, load_index, save_index
+from trainyard.data.index.table import (
+    OF_SAMPLES,
+    Index,
+    digest_of,
+    into_cache,
+    load_index,
+    save_index,
+)
 from trainyard.data.rng import fold_in, uniforms
-from trainyard.data.storage.source import real_path
 from trainyard.errors import DataError
 from trainyard.files import cache_folder
 
@@ -101,8 +105,8 @@ def open_part(index: Index, side: Side) -> Index:
 
     DataError if the cache is not writable, or one of the sides has no image.
     """
-    identity = [os.path.realpath(index.path), *side]
-    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    # Of releases before, a part has no numbers of its rows.
+    digest = digest_of([os.path.realpath(index.path), *side, "rows"])
     path = cache_folder() / f"part-{digest[:16]}"
     saved = load_index(path)
     wanted = (_fingerprint(index, side), index.fingerprint)
@@ -128,25 +132,17 @@ def save_part(index: Index, side: Side, path: Path) -> Index:
             value=side.part,
         )
     rows = np.flatnonzero(chosen == (side.split == "val"))
-    names = index.file_names
-    columns = {name: getattr(index, name)[rows] for name in ("file", "offset", "size", "label")}
-    columns |= {name: column[rows] for name, column in index.optional_columns().items()}
-    columns |= {"file_name_text": names.text, "file_name_ends": names.ends}
-    columns |= index.list_columns()
-    header = {
-        "root": real_path(index.root),
-        "format": index.format,
-        "classes": list(index.classes),
-        "has_names": index.has_names,
-        "stamps": index.stamps,
-        "left_out": index.left_out.kinds,
-        "fingerprint": _fingerprint(index, side),
-        "whole": index.fingerprint,
+    columns = {
+        name: column[rows] if name in OF_SAMPLES else column
+        for name, column in index.columns.items()
     }
-    return save_index(path, header, columns)
+    same = (str(index.path), index.fingerprint)
+    fingerprint = _fingerprint(index, side)
+    header = index.header(fingerprint=fingerprint, whole=index.fingerprint, same_rows=same)
+    return save_index(path, header, columns | {"row": rows})
 
 
 def _fingerprint(index: Index, side: Side) -> str:
     # Other divisions of the same images were made by releases before.
     rule = "stratified" if index.snappy_start is None else "stratified by places"
-    return hashlib.sha256(json.dumps([index.fingerprint, *side, rule]).encode()).hexdigest()
+    return digest_of([index.fingerprint, *side, rule])

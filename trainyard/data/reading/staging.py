@@ -10,7 +10,6 @@ once the cap or the disk is reached, the rest is read at its source.
 
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -24,10 +23,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainyard.data.index.stamps import of_content
-from trainyard.data.index.table import Index
+from trainyard.data.index.table import Index, digest_of
 from trainyard.data.storage.ahead import map_ahead
 from trainyard.data.storage.manifest import manifest_of, shards_listed
 from trainyard.data.storage.open import open_source
@@ -81,10 +79,6 @@ class StagedShards:
     def has(self, file: int) -> bool:
         """True if a copy of the file has been seen; costs no system call."""
         return file in self._present and file not in self._lost
-
-    def has_all(self, files: NDArray[np.int32]) -> bool:
-        """Like `has`, for several files."""
-        return all(map(self.has, np.unique(files).tolist()))
 
     def forget(self, file: int) -> None:
         """From now on the file is read at its source: its copy was deleted, or cannot be read."""
@@ -281,7 +275,7 @@ def _id(index: Index, file: int) -> str:
     path = os.path.join(real_path(index.root), name)
     stamp = index.stamps.get(name)
     state = of_content(stamp) if stamp else index.fingerprint
-    return hashlib.sha256(json.dumps([path, state]).encode()).hexdigest()[:32]
+    return digest_of([path, state])[:32]
 
 
 def _size(entry: "os.DirEntry[str]") -> int:

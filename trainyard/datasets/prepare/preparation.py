@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import io
-import json
 import os
 import shutil
 import tarfile
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from trainyard.data.decode.packed_record import record_of_pixels
 from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.index.build import Progress, index_scan
-from trainyard.data.index.table import Index, load_index
+from trainyard.data.index.table import Index, digest_of, load_index
 from trainyard.data.storage.location import find_place
 from trainyard.data.storage.manifest import FILE_NAME, Manifest
 from trainyard.datasets.pack.journal import check_empty, is_begun
@@ -120,8 +119,7 @@ class Preparation:
         stamps = [
             [str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for path, stat in stats
         ]
-        digest = hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
-        path = self.folder / f"{digest[:16]}.index"
+        path = self.folder / f"{digest_of(stamps)[:16]}.index"
         with self.counter(f"reading the headers of {archives[0].name}", None) as progress:
             return load_index(path) or index_scan(scan, path, progress)
 
