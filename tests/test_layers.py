@@ -67,6 +67,7 @@ BATCH = "data.batch."
 # The way of an image, from the bottom up: the same rule inside trainyard/data.
 DATA = [
     "_native",
+    "arrays",
     "rng",
     "batch",
     "storage",

@@ -3,6 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.data.arrays import Floats, Ints
+
 UInt64s = NDArray[np.uint64]
 
 # Parts of keys, which keep uses of a seed independent of each other. Runs depend on these numbers.
@@ -21,7 +23,7 @@ def splitmix64(x: UInt64s) -> UInt64s:
     return x ^ (x >> np.uint64(31))
 
 
-def fold_in(seed: int, *parts: NDArray[np.int64]) -> UInt64s:
+def fold_in(seed: int, *parts: Ints) -> UInt64s:
     """One key per element from a seed and any number of integer columns of equal length."""
     # Mixed before use: with a bare seed, epoch 1 of seed 0 would be epoch 0 of seed 1.
     key = splitmix64(np.full(len(parts[0]), seed & _MASK64, np.uint64) + _GOLDEN)
@@ -30,19 +32,19 @@ def fold_in(seed: int, *parts: NDArray[np.int64]) -> UInt64s:
     return key
 
 
-def uniforms(keys: UInt64s, count: int) -> NDArray[np.float64]:
+def uniforms(keys: UInt64s, count: int) -> Floats:
     """`count` independent uniform numbers in [0, 1) for each key: float64[len(keys), count]."""
     counters = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
     words = splitmix64(splitmix64(keys[:, None] + counters))
     return (words >> np.uint64(11)) * np.float64(2.0**-53)
 
 
-def between(limits: tuple[float, float], random: NDArray[np.float64]) -> NDArray[np.float64]:
+def between(limits: tuple[float, float], random: Floats) -> Floats:
     """Numbers in [0, 1) spread over [limits[0], limits[1])."""
     return limits[0] + (limits[1] - limits[0]) * random
 
 
-def permute(positions: NDArray[np.int64], keys: UInt64s, size: int) -> NDArray[np.int64]:
+def permute(positions: Ints, keys: UInt64s, size: int) -> Ints:
     """The images of positions under a keyed permutation of range(size); O(1) memory in `size`.
 
     A six-round Feistel network over the next power of two, repeated until the result lies in the

@@ -2,9 +2,9 @@
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from trainyard.data.arrays import Floats, Ints
 from trainyard.data.augment import kernels
 from trainyard.data.augment.kernels import KernelCall, run
 from trainyard.data.batch import Keys
@@ -29,9 +29,7 @@ class ColorJitter:
         run(self.plan(keys.ids, keys.visits), images_BHWC)
         return images_BHWC.permute(0, 3, 1, 2)
 
-    def draw(
-        self, ids: NDArray[np.int64], visits: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def draw(self, ids: Ints, visits: Ints) -> tuple[Ints, Floats]:
         """Orders, first `KINDS[order[:, 0]]`, then ..., and factors by kind; each [B, 4]."""
         random = uniforms(fold_in(self._seed, np.full_like(ids, JITTER), visits, ids), 8)
         low = np.maximum(0.0, 1 - self._strengths)
@@ -39,7 +37,7 @@ class ColorJitter:
         low[3], high[3] = -self._strengths[3], self._strengths[3]
         return np.argsort(random[:, :4], axis=1), low + (high - low) * random[:, 4:]
 
-    def plan(self, ids: NDArray[np.int64], visits: NDArray[np.int64]) -> list[KernelCall]:
+    def plan(self, ids: Ints, visits: Ints) -> list[KernelCall]:
         orders, factors = self.draw(ids, visits)
         calls = []
         for turn in range(4):
@@ -50,7 +48,7 @@ class ColorJitter:
         return calls
 
 
-def _call(kind: str, rows: NDArray[np.int64], factors: NDArray[np.float64]) -> KernelCall:
+def _call(kind: str, rows: Ints, factors: Floats) -> KernelCall:
     if kind == "hue":  # in 1/255 turn, modulo 256, as in torchvision
         return KernelCall(hue, rows, (np.trunc(factors * 255).astype(np.int16),))
     by_name = {

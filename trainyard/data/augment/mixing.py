@@ -10,14 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from trainyard.data.arrays import Floats, Ints
 from trainyard.data.augment.config import AugmentConfig
 from trainyard.data.batch import Batch, Keys
 from trainyard.data.rng import MIXING, UInt64s, fold_in, uniforms
-
-Floats = NDArray[np.float64]
 
 
 class _Mixes(NamedTuple):
@@ -25,7 +23,7 @@ class _Mixes(NamedTuple):
 
     kept: Floats  # [n], share of the own image inside the rectangle: 0 for CutMix
     lam: Floats  # [n], share of the own label
-    boxes: NDArray[np.int64]  # [n, 4]: top, bottom, left, right
+    boxes: Ints  # [n, 4]: top, bottom, left, right
 
 
 class Mixing:
@@ -103,9 +101,7 @@ def _blend(images_BCHW: Tensor, share: Tensor) -> None:
     images_BCHW.mul_(share).add_(partners_BCHW)
 
 
-def _extent(
-    length: int, share: Floats, random: Floats
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _extent(length: int, share: Floats, random: Floats) -> tuple[Ints, Ints]:
     """Start and end of intervals of `share` of `length`, clipped at the ends."""
     size = (length * share).astype(np.int64)
     centre = (length * random).astype(np.int64)

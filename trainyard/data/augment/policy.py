@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainyard.data.arrays import Bools, Floats, Ints
 from trainyard.data.rng import POLICIES, fold_in, uniforms
 
 _PER_LAYER = 6  # random numbers per operation: choice, chance, noise (two), sign, detail
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 # In timm's order, so that a draw picks the same operation in both.
 _PLAIN = (
@@ -147,13 +145,11 @@ def _parse_int(values: dict[str, str], key: str, default: int) -> int:
 class DrawnOperations(NamedTuple):
     """Drawn operations; each array is [B, layers]."""
 
-    ops: NDArray[np.int64]  # index into Policy.ops, or -1 for none
+    ops: Ints  # index into Policy.ops, or -1 for none
     arguments: Floats  # an operation's degrees, factor, threshold, ...; see ARGUMENTS
 
 
-def draw(
-    policy: Policy, seed: int, ids: NDArray[np.int64], visits: NDArray[np.int64]
-) -> DrawnOperations:
+def draw(policy: Policy, seed: int, ids: Ints, visits: Ints) -> DrawnOperations:
     """Draws from timm's distributions: see RandAugment and AugmentOp in timm.data.auto_augment."""
     keys = fold_in(seed, np.full_like(ids, POLICIES), visits, ids)
     random = uniforms(keys, _PER_LAYER * policy.layers + len(policy.ops))

@@ -8,12 +8,12 @@ left corner, so centres of pixels are at halves.
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from trainyard.data.arrays import Floats, Ints
 from trainyard.data.augment import kernels
 from trainyard.data.augment.kernels import Fill, KernelCall, run
-from trainyard.data.augment.policy import DrawnOperations, Floats, Policy, draw, parse_policy
+from trainyard.data.augment.policy import DrawnOperations, Policy, draw, parse_policy
 from trainyard.data.batch import Keys
 
 GEOMETRY = frozenset({"Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel"})
@@ -81,9 +81,7 @@ def affine_maps(name: str, arguments: Floats, height: int, width: int) -> Floats
     return maps
 
 
-def warp_call(
-    rows: NDArray[np.int64], maps_n6: Floats, size: tuple[int, int], fill: Fill
-) -> KernelCall:
+def warp_call(rows: Ints, maps_n6: Floats, size: tuple[int, int], fill: Fill) -> KernelCall:
     """The kernel call of affine maps. A position is a part by column and one by row."""
     height, width = size
     x, y = np.arange(width) + 0.5, np.arange(height) + 0.5
@@ -95,7 +93,7 @@ def warp_call(
     return KernelCall(partial(kernels.warp, fill=fill), rows, positions)
 
 
-def colour_call(name: str, rows: NDArray[np.int64], arguments: NDArray[np.float64]) -> KernelCall:
+def colour_call(name: str, rows: Ints, arguments: Floats) -> KernelCall:
     """The kernel call of a colour operation."""
     match name:
         case "AutoContrast":
@@ -122,7 +120,7 @@ def colour_call(name: str, rows: NDArray[np.int64], arguments: NDArray[np.float6
     return KernelCall(by_name[name], rows, factors)
 
 
-def box_weights(sigmas: NDArray[np.float64]) -> NDArray[np.float64]:
+def box_weights(sigmas: Floats) -> Floats:
     """Weights [n, 3] of a pixel, its neighbours and theirs in a box blur. Three such blurs in a
     row approximate a Gaussian of `sigmas` pixels, at most 2 (Gwosdek et al. 2011). In single
     precision and multiples of 2**-24, as in Pillow.

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from trainyard.data.arrays import Bytes
 from trainyard.data.batch import COLUMNS, HostArray, HostBatch, PixelBatch, Samples
 from trainyard.data.loader.loader import LoaderProcess
 
@@ -198,7 +197,7 @@ def page_locked(loader: AnyLoader, device: torch.device) -> AnyLoader:
 
 
 @contextmanager
-def _locked(memory: NDArray[np.uint8], device: torch.device) -> Generator[None, None, None]:
+def _locked(memory: Bytes, device: torch.device) -> Generator[None, None, None]:
     cudart, address = torch.cuda.cudart(), memory.ctypes.data  # type: ignore[no-untyped-call]
     failure = cudart.cudaHostRegister(address, memory.nbytes, 0)
     if int(failure):

@@ -13,6 +13,7 @@ from trainyard.course import Course, Due, Phase
 from trainyard.data.augment.transforms import BatchTransform, PixelTransform
 from trainyard.data.batch import TENSORS, Batch, HostBatch, Keys, PixelBatch
 from trainyard.data.device.copies import Transfer
+from trainyard.data.storage.source import Closing
 
 
 class Normalise:
@@ -95,7 +96,7 @@ class PollableLoader(Protocol):
         """True if the next batch can be taken without waiting."""
 
 
-class Feed:
+class Feed(Closing):
     """Turns a loader's batches into device batches; `close` closes the loader too."""
 
     def __init__(
@@ -183,12 +184,6 @@ class Feed:
     def close(self) -> None:
         self._loader.close()
 
-    def __enter__(self) -> "Feed":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def _joined(parts: Sequence[Batch]) -> Batch:
     """One batch of the samples of all."""
@@ -209,7 +204,7 @@ def split(batches: Iterable[Batch], count: int) -> Iterator[Batch]:
                 yield part.aligned()
 
 
-class EvaluationFeeds:
+class EvaluationFeeds(Closing):
     """Feeds of one data set, one after the other, by one loader that is kept between them.
 
     The loader opens with the first feed. It closes with this object, and after a feed that was cut
@@ -241,14 +236,8 @@ class EvaluationFeeds:
         if loader is not None:
             loader.close()
 
-    def __enter__(self) -> "EvaluationFeeds":
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class TrainingFeed:
+class TrainingFeed(Closing):
     """Batches of a run from any step on, through all phases of its course."""
 
     def __init__(self, course: Course, open_phase: Callable[[Phase, int, int], Feed]) -> None:
@@ -286,9 +275,3 @@ class TrainingFeed:
     def close(self) -> None:
         if self._feed is not None:
             self._feed.close()
-
-    def __enter__(self) -> "TrainingFeed":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

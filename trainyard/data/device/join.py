@@ -20,6 +20,7 @@ from trainyard.course import Course, Due
 from trainyard.data.batch import Batch, HostBatch, samples_of
 from trainyard.data.device.feed import Feed, HostBatches
 from trainyard.data.loader.loader import LoaderProcess
+from trainyard.data.storage.source import Closing
 from trainyard.data.stream.walk import StreamSpec
 from trainyard.errors import CheckpointError, DataError
 from trainyard.image_size import ImageSize, height_width
@@ -68,7 +69,7 @@ class _Either:
         return self.one.due(step) or self.other.due(step)
 
 
-class JoinFeed:
+class JoinFeed(Closing):
     """Batches of a run from a step on, pass by pass; a context manager, used on every rank."""
 
     def __init__(
@@ -241,9 +242,6 @@ class JoinFeed:
             # A separate group, so that its messages never mix with those of the gradients.
             self._group = new_group(backend="gloo")
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def num_passes(course: Course) -> int | None:

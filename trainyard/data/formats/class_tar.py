@@ -14,7 +14,6 @@ import os
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
@@ -101,7 +100,7 @@ def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
     names = place.files(".tar")
     if not names:
         return ()
-    with closing(BufferedTarReader(open_source(place.path(names[0])))) as tar:
+    with BufferedTarReader(open_source(place.path(names[0]))) as tar:
         first = next(members(tar), None)
         if first and _is_tar(first.name):
             seen: Iterator[str] = (m.name for m in members(tar) if _is_tar(m.name))
@@ -290,7 +289,7 @@ def _read(place: ResolvedLocation, has_splits: bool, name: str) -> _Tar:
 
 
 def _tar_rows(path: str, file: _Tar, has_splits: bool) -> Iterator[FileRows]:
-    with closing(BufferedTarReader(open_source(path))) as tar:
+    with BufferedTarReader(open_source(path)) as tar:
         for split, images in groupby(_images(tar, file, has_splits), key=itemgetter(3)):
             while chunk := list(islice(images, _CHUNK)):
                 offsets, sizes, homes, _ = zip(*chunk, strict=True)

@@ -11,7 +11,7 @@ Images are read by their offset in the file; h5py is needed for the scan only.
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def recognises(place: ResolvedLocation) -> bool:
     names = _hdf5_files(place)
     if not names:
         return False
-    with closing(open_source(place.path(names[0]))) as source:
+    with open_source(place.path(names[0])) as source:
         starts = [0, *(512 << n for n in range(16))]  # after the user block, if there is one
         return any(
             source.read(start, 8) == _SIGNATURE for start in starts if start + 8 <= source.size
@@ -146,7 +146,7 @@ def _open(name: str) -> Iterator[tuple[Any, Source]]:
     """The h5py file and its source; DataError if the layout is unknown."""
     h5py = _h5py()
     with (
-        closing(open_source(name)) as source,
+        open_source(name) as source,
         _damage_named(name),
         # A Source reads from any location, without HDF5's locks, which some servers lack.
         h5py.File(SourceStream(source), "r") as file,

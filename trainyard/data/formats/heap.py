@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.data.arrays import Ints
 from trainyard.data.storage.source import Source
 from trainyard.errors import DataError
 
@@ -52,9 +53,7 @@ def check_readable_by_offset(dataset: Any, path: str) -> None:
         raise DataError("hdf5.needs-repack", path=path, dataset=dataset.name, reason=problem)
 
 
-def find_elements(
-    dataset: Any, rows: NDArray[np.int64], source: Source, pool: Executor
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def find_elements(dataset: Any, rows: Ints, source: Source, pool: Executor) -> tuple[Ints, Ints]:
     """The offset and size in bytes of each row's element; an empty one has offset 0.
 
     DataError names the row and the problem.
@@ -92,9 +91,7 @@ def _references(dataset: Any, source: Source, start: int, stop: int) -> NDArray[
     return found
 
 
-def _locate_block(
-    wanted: NDArray[Any], rows: NDArray[np.int64], source: Source, base: int
-) -> list[int]:
+def _locate_block(wanted: NDArray[Any], rows: Ints, source: Source, base: int) -> list[int]:
     offsets: list[int] = []
     collection = None
     columns = (wanted[name].tolist() for name in ("length", "address", "number"))

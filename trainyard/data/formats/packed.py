@@ -13,7 +13,6 @@ import json
 import struct
 from array import array
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
+from trainyard.data.arrays import Int32s, Ints
 from trainyard.data.formats.format import Format, Shards
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.scan import (
@@ -52,9 +52,9 @@ _READ_AHEAD = 1 << 16  # last bytes of the file, read at once: the whole table o
 class Table(NamedTuple):
     """The columns of a shard's table, and the names of classes."""
 
-    offset: NDArray[np.int64]
-    size: NDArray[np.int64]
-    label: NDArray[np.int32]
+    offset: Ints
+    size: Ints
+    label: Int32s
     crc: NDArray[np.uint32]
     classes: list[str] | None
 
@@ -67,7 +67,7 @@ def recognises(place: ResolvedLocation) -> bool:
 def scan(place: ResolvedLocation) -> Scan:
     """The samples of a location, shard by shard; DataError for a damaged table."""
     names = place.files(SUFFIX)
-    with closing(open_source(place.path(names[0]))) as source:
+    with open_source(place.path(names[0])) as source:
         classes = read_table(source).classes
     rows = in_threads(num_threads(place), partial(_read_shard, place, names[0], classes), names)
     return scan_of_files(place, names, rows, format="packed", classes=classes, left_out=LeftOut())
@@ -121,7 +121,7 @@ def _footer(count: int, names: int, table: int, checksum: int) -> bytes:
 def _read_shard(
     place: ResolvedLocation, first: str, classes: list[str] | None, name: str
 ) -> FileRows:
-    with closing(open_source(place.path(name))) as source:
+    with open_source(place.path(name)) as source:
         table = read_table(source)
     if table.classes != classes:
         raise DataError("data.files-differ-in-classes", path=source.name, first=first)

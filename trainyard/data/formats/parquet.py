@@ -11,7 +11,7 @@ scan only.
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -54,7 +54,7 @@ def recognises(place: ResolvedLocation) -> bool:
     if not names:
         return False
     begin = MAGIC if _is_arrow(names[0]) else (_MAGIC,)
-    with closing(open_source(place.path(names[0]))) as source:
+    with open_source(place.path(names[0])) as source:
         return source.read(0, min(source.size, len(MAGIC[1]))).startswith(begin)
 
 
@@ -109,7 +109,7 @@ def _pyarrow() -> tuple[Any, Any]:
 def _open(name: str) -> Iterator[tuple[Any, Source]]:
     """pyarrow's file and its source; DataError for a file that it cannot read."""
     pa, pq = _pyarrow()
-    with closing(open_source(name)) as source:
+    with open_source(name) as source:
         try:
             arrow = ArrowFile(name) if _is_arrow(name) else None
             yield arrow or pq.ParquetFile(SourceStream(source)), source

@@ -13,7 +13,7 @@ from zlib import adler32
 
 from trainyard.data.formats.left_out import HIDDEN, ending
 from trainyard.data.formats.scan import IMAGE_SUFFIXES, is_hidden
-from trainyard.data.storage.source import Source, Stamp
+from trainyard.data.storage.source import Closing, Source, Stamp
 from trainyard.errors import DataError
 
 _BLOCK = 512
@@ -54,27 +54,11 @@ class Member(NamedTuple):
     size: int  # bytes
 
 
-class _Broken(Exception):
+class _Broken(DataError):
     """A problem of a header; `walk` adds its position."""
 
 
-class _Compressed(_Broken):
-    """The archive is compressed; the argument is the tool that decompresses it."""
-
-
-class _PointsOut(_Broken):
-    """The member of this name would lie outside of the archive."""
-
-
-class _Sparse(_Broken):
-    """A file with holes is not stored in one piece."""
-
-
-class _Link(_Broken):
-    """The member is no file; the arguments are its name and what it is."""
-
-
-class BufferedTarReader:
+class BufferedTarReader(Closing):
     """A source for one thread that reads it from front to back.
 
     After a large step, one page is read. Small steps share reads that grow up to `ahead` bytes.
@@ -102,7 +86,7 @@ class BufferedTarReader:
         self._source.close()
 
 
-class SequentialReader:
+class SequentialReader(Closing):
     """A tar that can be read only once, from front to back, of unknown length."""
 
     size = sys.maxsize
@@ -178,7 +162,8 @@ def walk(
             is_file = kind in _REGULAR
             override = {} if is_file else _override(tar, member, kind, override)
         except _Broken as error:
-            raise _error(tar.name, position, error) from None
+            place = {"path": tar.name, "offset": position}
+            raise DataError(error.code, error.text, **place | error.fields) from None
         # Tars older than POSIX mark a folder by a slash.
         if (is_file and name[-1:] != "/") or (kind in _WITHOUT_CONTENT and kind != b"5"):
             yield member
@@ -210,40 +195,16 @@ def _check_end(tar: BufferedTarReader, position: int, end: int) -> None:
             raise DataError("tar.second-archive", path=tar.name, offset=position)
 
 
-def _error(path: str, offset: int, broken: _Broken) -> DataError:
-    """The error of a problem of the header at a byte of a tar."""
-    match broken:
-        case _Compressed():
-            return DataError("tar.compressed", path=path, hint=f" ({broken})")
-        case _PointsOut():
-            return DataError(
-                "tar.member-outside",
-                "{path}, byte {offset}: the member {name!r} points out of the archive; do not "
-                "trust this file",
-                path=path,
-                offset=offset,
-                name=str(broken),
-            )
-        case _Sparse():
-            return DataError(
-                "tar.sparse-file",
-                "{path}, byte {offset}: a file with holes is not stored in one piece; write the "
-                "archive without tar --sparse",
-                path=path,
-                offset=offset,
-            )
-        case _Link():
-            name, kind = broken.args
-            return DataError(
-                "tar.no-file",
-                "{path}, byte {offset}: {name!r} is {kind}, not a file; write the archive with "
-                "tar --dereference --hard-dereference",
-                path=path,
-                offset=offset,
-                name=name,
-                kind=kind,
-            )
-    return DataError("tar.damaged", path=path, offset=offset, reason=str(broken))
+def _damaged(reason: str) -> _Broken:
+    return _Broken("tar.damaged", reason=reason)
+
+
+def _sparse() -> _Broken:
+    return _Broken(
+        "tar.sparse-file",
+        "{path}, byte {offset}: a file with holes is not stored in one piece; write the archive "
+        "without tar --sparse",
+    )
 
 
 def some_names(tar: Source) -> Iterator[str]:
@@ -300,15 +261,20 @@ def _parse(block: bytes, override: dict[str, str]) -> tuple[str, bytes, int]:
             raw = prefix.partition(b"\0")[0] + b"/" + raw
         name = raw.decode("utf-8", "surrogateescape")
     if name.startswith("/") or (".." in name and ".." in name.split("/")):
-        raise _PointsOut(name[:200])
+        raise _Broken(
+            "tar.member-outside",
+            "{path}, byte {offset}: the member {name!r} points out of the archive; do not trust "
+            "this file",
+            name=name[:200],
+        )
     return name, kind, size
 
 
 def _no_header(block: bytes) -> _Broken:
     for magic, tool in _COMPRESSIONS.items():
         if block.startswith(magic):
-            return _Compressed(tool)
-    return _Broken("not a tar header (its checksum does not match)")
+            return _Broken("tar.compressed", hint=f" ({tool})")
+    return _damaged("not a tar header (its checksum does not match)")
 
 
 def _size(field: bytes) -> int:
@@ -316,7 +282,7 @@ def _size(field: bytes) -> int:
         return int.from_bytes(field[1:], "big")
     size = _octal(field)
     if size is None:
-        raise _Broken(f"the member's size {field!r} is not an octal number")
+        raise _damaged(f"the member's size {field!r} is not an octal number")
     return size
 
 
@@ -334,19 +300,25 @@ def _override(tar: Source, member: Member, kind: bytes, override: dict[str, str]
     """The values that the headers so far set for the next member; `member` is no file."""
     if kind in b"xXLg":
         if member.size > _MAX_METADATA:
-            raise _Broken(f"a name or pax header of {member.size:,} bytes is not believable")
+            raise _damaged(f"a name or pax header of {member.size:,} bytes is not believable")
         text = tar.read(member.offset, member.size)
         if kind == b"L":
             return override | {"path": _text(text.partition(b"\0")[0])}
         found = _pax_records(text)
         if found and kind == b"g":
-            raise _Broken("a pax header gives all members one name or size")
+            raise _damaged("a pax header gives all members one name or size")
         return override | found
     if kind == b"S":
-        raise _Sparse
+        raise _sparse()
     is_wanted = is_image(member.name) or member.name.endswith(".tar")
     if kind in _WITHOUT_CONTENT and kind != b"5" and is_wanted:
-        raise _Link(member.name, _WITHOUT_CONTENT[kind])
+        raise _Broken(
+            "tar.no-file",
+            "{path}, byte {offset}: {name!r} is {kind}, not a file; write the archive with tar "
+            "--dereference --hard-dereference",
+            name=member.name,
+            kind=_WITHOUT_CONTENT[kind],
+        )
     return {}
 
 
@@ -360,14 +332,14 @@ def _pax_records(content: bytes) -> dict[str, str]:
         record = content[space + 1 : position + length]
         key, equals, value = record.partition(b"=")
         if not equals or position + length > len(content):
-            raise _Broken("broken pax header")
+            raise _damaged("broken pax header")
         if key.startswith(b"GNU.sparse."):
-            raise _Sparse
+            raise _sparse()
         if key in (b"path", b"size"):
             found[key.decode()] = _text(value.removesuffix(b"\n"))
         position += length
     if "\0" in found.get("path", ""):
-        raise _Broken("broken pax header: a name with a zero byte")
+        raise _damaged("broken pax header: a name with a zero byte")
     return found
 
 
@@ -377,5 +349,5 @@ def _text(raw: bytes) -> str:
 
 def _decimal(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or not 0 < len(text) < 20:
-        raise _Broken(f"broken tar header: {text[:20]!r} is no number")
+        raise _damaged(f"broken tar header: {text[:20]!r} is no number")
     return int(text)

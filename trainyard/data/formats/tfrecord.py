@@ -14,7 +14,6 @@ import re
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -57,7 +56,7 @@ def recognises(place: ResolvedLocation) -> bool:
     names = _shards(place)
     if not names:
         return False
-    with closing(open_source(place.path(names[0]))) as source:
+    with open_source(place.path(names[0])) as source:
         if source.size < _HEAD + _TAIL:
             return False
         head = source.read(0, _HEAD)
@@ -147,7 +146,7 @@ def _named_twice(path: str, label: int, name: str, other: str) -> DataError:
 def _read_shard(place: ResolvedLocation, name: str) -> tuple[FileRows, _Synsets]:
     offsets, sizes, labels = array("q"), array("q"), array("i")
     synsets: _Synsets = {}
-    with closing(open_source(place.path(name))) as source:
+    with open_source(place.path(name)) as source:
         data = BufferedReader(source)
         for record in _records(data):
             try:

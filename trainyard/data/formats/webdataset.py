@@ -11,7 +11,6 @@ import json
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import chain, groupby, islice
@@ -68,7 +67,7 @@ def recognises(place: ResolvedLocation) -> bool:
     """True if the first non-empty tar begins with labelled images, or if all tars are empty."""
     names = place.files(".tar")
     for name in names:
-        with closing(BufferedTarReader(open_source(place.path(name)))) as tar:
+        with BufferedTarReader(open_source(place.path(name))) as tar:
             found = list(islice(members(tar), _PEEKED))
         if found:
             return _are_samples(found)
@@ -151,7 +150,7 @@ def _are_samples(found: list[Member]) -> bool:
 
 def _read_shard(place: ResolvedLocation, name: str) -> _Found:
     path = place.path(name)
-    with closing(BufferedTarReader(open_source(path))) as tar:
+    with BufferedTarReader(open_source(path)) as tar:
         return _grouped(name, path, _parts(tar, members(tar)))
 
 

@@ -3,14 +3,15 @@
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from trainyard.data.arrays import Bools, Int32s, Ints
 
 
 class LabelLists(NamedTuple):
     """List n has the class numbers values[ends[n - 1] : ends[n]], ascending; it may be empty."""
 
-    ends: NDArray[np.int64]  # [lists]
-    values: NDArray[np.int32]  # [all labels]
+    ends: Ints  # [lists]
+    values: Int32s  # [all labels]
 
     def of(self, number: int) -> list[int]:
         """The class numbers in a list."""
@@ -18,7 +19,7 @@ class LabelLists(NamedTuple):
         labels: list[int] = self.values[start : self.ends[number]].tolist()
         return labels
 
-    def flat(self, numbers: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    def flat(self, numbers: Int32s) -> tuple[Ints, Int32s]:
         """The labels of lists, as positions in `numbers` and class numbers: pairs in order."""
         ends = self.ends[numbers]
         lengths = ends - np.where(numbers > 0, self.ends[numbers - 1], 0)
@@ -26,13 +27,13 @@ class LabelLists(NamedTuple):
         positions = np.arange(len(rows)) + np.repeat(ends - np.cumsum(lengths), lengths)
         return rows, self.values[positions]
 
-    def multi_hot(self, numbers: NDArray[np.int32], num_classes: int) -> NDArray[np.bool_]:
+    def multi_hot(self, numbers: Int32s, num_classes: int) -> Bools:
         """True for the classes in each list: bool[numbers, num_classes]."""
         is_label = np.zeros((len(numbers), num_classes), bool)
         is_label[self.flat(numbers)] = True
         return is_label
 
-    def is_sound(self, numbers: NDArray[np.int32], num_classes: int) -> bool:
+    def is_sound(self, numbers: Int32s, num_classes: int) -> bool:
         """True if `numbers` are numbers of lists, and these hold numbers of classes alone."""
         ends, values = self
         return bool(
@@ -44,7 +45,7 @@ class LabelLists(NamedTuple):
         )
 
 
-def joined(counts: NDArray[np.int32], values: NDArray[np.int32]) -> LabelLists:
+def joined(counts: Int32s, values: Int32s) -> LabelLists:
     """The lists of `counts` labels each that lie end to end in `values`, without repetitions."""
     width = int(values.max(initial=0)) + 1
     keys = np.unique(np.repeat(np.arange(len(counts)), counts) * width + values)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data import formats
+from trainyard.data.arrays import Ints
 from trainyard.data.index.table import Index
 from trainyard.data.rng import fold_in
 from trainyard.data.storage.source import is_remote
@@ -49,14 +50,14 @@ def check_apart(train: Index | tuple[str, ...], val: Index, *, few: int = 100_00
         )
 
 
-def same_samples(train: Index, val: Index, *, follow: bool = True) -> NDArray[np.int64]:
+def same_samples(train: Index, val: Index, *, follow: bool = True) -> Ints:
     """The rows of `val` at the same place of the same file as a row of `train`.
 
     `follow`: links of files are followed; links of folders always are.
     """
     if not _kinds(train) & _kinds(val):
         return np.empty(0, np.int64)
-    shared: NDArray[np.int64] = np.flatnonzero(
+    shared: Ints = np.flatnonzero(
         np.isin(_sample_hashes(val, follow), _sample_hashes(train, follow))
     )
     return shared
@@ -125,7 +126,7 @@ def _real_folders(index: Index) -> set[str]:
     return {os.path.realpath(os.path.join(index.root, name)) for name in names}
 
 
-def _rows_in_files(val: Index, files: Iterable[str]) -> NDArray[np.int64]:
+def _rows_in_files(val: Index, files: Iterable[str]) -> Ints:
     known = hash_names(path if is_remote(path) else _real_file(path) for path in files)
     return np.flatnonzero(np.isin(hash_names(_real_paths(val, follow=True)), known)[val.file])
 

@@ -16,13 +16,12 @@ import hashlib
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from functools import partial
 from stat import S_ISDIR, S_ISREG
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainyard.data.arrays import Ints
 from trainyard.data.formats.left_out import PLUGINS, kinds_of
 from trainyard.data.formats.scan import IMAGE_FORMATS
 from trainyard.data.index.table import Index, StringColumn
@@ -87,9 +86,7 @@ def is_stale(index: Index, *, patience_s: float = 5) -> bool:
     return False
 
 
-def images_stamp(
-    root: str, names: StringColumn, sizes: NDArray[np.int64], times: NDArray[np.int64] | None
-) -> Stamp:
+def images_stamp(root: str, names: StringColumn, sizes: Ints, times: Ints | None) -> Stamp:
     """A stamp of local files by their times, and by the sizes that the index has.
 
     It has a digest for each of several parts, which take every n-th file. `times`: None to look.
@@ -101,13 +98,11 @@ def images_stamp(
     return [_digest(root, names, part, sizes) for part in slices]
 
 
-def _digest_of_times(times: NDArray[np.int64], sizes: NDArray[np.int64]) -> str:
+def _digest_of_times(times: Ints, sizes: Ints) -> str:
     return hashlib.sha256(np.stack([times, sizes], axis=1).tobytes()).hexdigest()
 
 
-def _digest(
-    root: str, names: StringColumn, part: slice, sizes: NDArray[np.int64] | None = None
-) -> str:
+def _digest(root: str, names: StringColumn, part: slice, sizes: Ints | None = None) -> str:
     rows = np.arange(len(names))[part]
     ends, begins = names.ends[rows], np.where(rows, names.ends[rows - 1], 0)
     text, prefix = names.text.data, os.fsencode(os.path.join(root, ""))
@@ -191,7 +186,7 @@ def _names_digest(folder: str) -> str:
 
 def _remote_stamp(base: str, name: str) -> Stamp | None:
     try:
-        with closing(open_source(os.path.join(base, name))) as source:
+        with open_source(os.path.join(base, name)) as source:
             return source.stamp
     except OSError:
         return None

@@ -18,6 +18,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from trainyard.data.arrays import Bytes, Int32s, Ints
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.index.label_lists import LabelLists
 from trainyard.data.storage.snappy import unpacked
@@ -71,22 +72,22 @@ class Index:
     """The stamp of each file and folder when it was indexed; see source.py."""
     fingerprint: str
     """SHA-256 of the table: equal on every machine for equal data, whatever the folder."""
-    file: NDArray[np.int32]
-    offset: NDArray[np.int64]
-    size: NDArray[np.int64]
-    label: NDArray[np.int32]
+    file: Int32s
+    offset: Ints
+    size: Ints
+    label: Int32s
     """The number of each sample's class; with lists of labels, of its list."""
     file_names: "StringColumn"
-    snappy_start: NDArray[np.int32] | None = None
+    snappy_start: Int32s | None = None
     """Where each image begins in its Snappy data; None if no image is compressed."""
-    snappy_length: NDArray[np.int32] | None = None
+    snappy_length: Int32s | None = None
     """Bytes of each image, unpacked; 0 for one that is stored as it is."""
-    list_ends: NDArray[np.int64] | None = None
+    list_ends: Ints | None = None
     """See `lists`; None if each sample has one class."""
-    list_values: NDArray[np.int32] | None = None
+    list_values: Int32s | None = None
     left_out: LeftOut = field(default_factory=LeftOut)
     """Files, rows and members of the data that are no samples, of all splits of a file."""
-    row: NDArray[np.int64] | None = None
+    row: Ints | None = None
     """The rows of the samples in the index of `same_rows`; None for all of its rows."""
     parts: tuple[int, ...] = ()
     """Number of samples of each merged data set, in their order; empty for a single one."""
@@ -107,32 +108,32 @@ class Index:
             return None
         return LabelLists(self.list_ends, self.list_values)
 
-    def all_labels(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    def all_labels(self) -> tuple[Ints, Int32s]:
         """The samples and class numbers of all labels, in the order of the samples."""
         if self.lists is None:
             return np.arange(len(self)), self.label
         return self.lists.flat(self.label)
 
     @property
-    def places(self) -> NDArray[np.int64]:
+    def places(self) -> Ints:
         """A number of each image within its file: int64[samples].
 
         The offset, or of images that share a block of Snappy, with the place in its data too.
         """
-        offset: NDArray[np.int64] = np.asarray(self.offset)
+        offset: Ints = np.asarray(self.offset)
         if self.snappy_start is None:
             return offset
         return offset + (self.snappy_start.astype(np.int64) << 40)
 
-    def samples_per_class(self) -> NDArray[np.int64]:
+    def samples_per_class(self) -> Ints:
         """Number of samples of each class: int64[classes]."""
-        counts: NDArray[np.int64] = np.bincount(self.all_labels()[1], minlength=len(self.classes))
+        counts: Ints = np.bincount(self.all_labels()[1], minlength=len(self.classes))
         return counts
 
-    def of_class(self, label: int) -> NDArray[np.int64]:
+    def of_class(self, label: int) -> Ints:
         """The samples of a class, ascending."""
         rows, labels = self.all_labels()
-        chosen: NDArray[np.int64] = rows[labels == label]
+        chosen: Ints = rows[labels == label]
         return chosen
 
     def class_names(self, sample: int) -> list[str]:
@@ -173,8 +174,8 @@ class Index:
 class StringColumn:
     """Strings stored end to end, so that a million file names need no million objects."""
 
-    text: NDArray[np.uint8]
-    ends: NDArray[np.int64]
+    text: Bytes
+    ends: Ints
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -210,7 +211,7 @@ def report_damage(path: Path, noun: str, why: str) -> None:
     print_line(f"{path}: {noun} that is damaged ({why}): passed over")
 
 
-def _parse(path: Path, content: NDArray[np.uint8]) -> Index:
+def _parse(path: Path, content: Bytes) -> Index:
     """The index in the content of a file. An error of _DAMAGE if it is none of this release."""
     start = 8 + int.from_bytes(content[:8].tobytes(), "little")
     end = len(content) - _SEAL_BYTES

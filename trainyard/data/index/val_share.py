@@ -29,6 +29,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.data.arrays import Bools, Ints
 from trainyard.data.index.fold import read_fold
 from trainyard.data.index.overlap import hash_names
 from trainyard.data.index.table import (
@@ -63,14 +64,14 @@ def both_sides(part: float | str, seed: int) -> tuple[Side, Side]:
     return Side("train", part, seed), Side("val", part, seed)
 
 
-def is_validation(index: Index, part: float | str, seed: int) -> NDArray[np.bool_]:
+def is_validation(index: Index, part: float | str, seed: int) -> Bools:
     """True for each sample of an index that is for validation: bool[samples]."""
     names = hash_names(index.file_names)
     keys = fold_in(seed, names.view(np.int64)[index.file], index.places)
     numbers = uniforms(keys, 1)[:, 0]
     if index.lists is not None:
         low, high = _limits(part)
-        within: NDArray[np.bool_] = (low <= numbers) & (numbers < high)
+        within: Bools = (low <= numbers) & (numbers < high)
         return within
     counts = np.bincount(index.label, minlength=len(index.classes))
     first, last = _stretches(counts, part)
@@ -90,7 +91,7 @@ def _limits(part: float | str) -> tuple[float, float]:
     return (fold - 1) / folds, fold / folds
 
 
-def _stretches(counts: NDArray[np.int64], part: float | str) -> tuple[NDArray[Any], NDArray[Any]]:
+def _stretches(counts: Ints, part: float | str) -> tuple[NDArray[Any], NDArray[Any]]:
     """The ranks of validation images in classes of so many, from the first to below the second."""
     if not isinstance(part, str):
         wanted = np.floor(counts * part + 0.5)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from trainyard.data._native import own_decoder
+from trainyard.data.arrays import Bytes, Floats, Ints
 from trainyard.data.decode.crops import CropParameters, Interpolation
 from trainyard.data.decode.decode import decode_batch, image_orientation
 from trainyard.data.decode.rendering import PLAIN, Rendering
@@ -39,7 +40,7 @@ def side_of(mean_length: float, image_size: ImageSize) -> int:
     return math.ceil(math.sqrt((ENTRY.itemsize + most) / 3))
 
 
-def stretches(images_BHWC: NDArray[np.uint8]) -> tuple[NDArray[np.void], NDArray[np.uint8]]:
+def stretches(images_BHWC: Bytes) -> tuple[NDArray[np.void], Bytes]:
     """The entries of a batch, ENTRY[B], and the data after them, uint8[B, bytes]; no copies."""
     count, height, width, colours = images_BHWC.shape
     bytes_BN = images_BHWC.reshape(count, height * width * colours)
@@ -49,7 +50,7 @@ def stretches(images_BHWC: NDArray[np.uint8]) -> tuple[NDArray[np.void], NDArray
 def put_encoded(
     images: EncodedSpans | Sequence[bytes],
     draws: CropParameters,
-    images_BHWC: NDArray[np.uint8],
+    images_BHWC: Bytes,
     *,
     size: ImageSize,
     how: Interpolation,
@@ -90,7 +91,7 @@ def put_encoded(
     return bad | {others[number]: reason for number, reason in unreadable.items()}
 
 
-def _sizes(contents: Sequence[bytes], exif: bool) -> NDArray[np.int64]:
+def _sizes(contents: Sequence[bytes], exif: bool) -> Ints:
     """Width and height of the JPEGs for a GPU, int[n, 2]; 1 x 1 for other contents."""
     sizes = np.array([_jpeg_size(content) for content in contents]).reshape(-1, 2)
     if exif:
@@ -113,8 +114,6 @@ def _jpeg_size(content: bytes) -> tuple[int, int]:
     return image.size if image.mode in ("L", "RGB") and not is_rgb else (1, 1)
 
 
-def _is_for_gpu(
-    size: NDArray[np.int64], box: NDArray[np.float64], image_size: ImageSize, *, limit: int
-) -> bool:
+def _is_for_gpu(size: Ints, box: Floats, image_size: ImageSize, *, limit: int) -> bool:
     reductions = (box[2:] - box[:2]) / height_width(image_size)[::-1]
     return 1 < size[0] * size[1] <= limit and bool(reductions.max() <= _COARSEST)

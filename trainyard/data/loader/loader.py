@@ -15,18 +15,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from trainyard.children import SAFE_PATH, has_ended, kill_group
+from trainyard.data.arrays import Bytes
 from trainyard.data.batch import BadSample, HostBatch
 from trainyard.data.index.table import Index
 from trainyard.data.loader.encoded_batch import side_of
 from trainyard.data.loader.ring import Ring, num_slots
 from trainyard.data.loader.spec import AGAIN, ENDING_SIGNALS, LoaderSpec
 from trainyard.data.storage.credentials import known
+from trainyard.data.storage.source import Closing
 from trainyard.errors import DataError, LoaderError
 from trainyard.image_size import ImageSize
 
@@ -35,7 +34,7 @@ _CLOSE_S, _KILL_S = 5, 1  # limits for ending after a request, a kill
 _LINE = 2**16  # bytes of a message that are passed on together
 
 
-class LoaderProcess:
+class LoaderProcess(Closing):
     """A running loader process; a context manager that leaves nothing behind."""
 
     death_s: float = 10
@@ -117,7 +116,7 @@ class LoaderProcess:
         return self._channel.poll(0)
 
     @property
-    def memory(self) -> NDArray[np.uint8]:
+    def memory(self) -> Bytes:
         """The whole memory of the ring, which begins on a page border."""
         return self._ring.memory
 
@@ -189,12 +188,6 @@ class LoaderProcess:
         self._channel.close()
         self._end(_CLOSE_S)
         self.closing.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data._native import core, is_built
+from trainyard.data.arrays import Bytes, Int32s, Ints
 from trainyard.data.index.table import Index
 from trainyard.data.reading.ahead import Group, Images, ReadAhead, Unreadable
 from trainyard.data.reading.staging import StagedShards
@@ -32,7 +33,7 @@ _MAX_OPEN = 4096  # local files held open, or an eighth of the descriptors that 
 _MAX_REMOTE = 1024  # remote files whose state is kept
 _PIECE = 16 << 20  # bytes of encoded images that a thread holds at once, or one image
 _Ends = NDArray[np.int64]
-_Memory = Callable[[int], NDArray[np.uint8]]
+_Memory = Callable[[int], Bytes]
 _new_memory: _Memory = partial(np.empty, dtype=np.uint8)  # type: ignore[assignment]
 IN_FILE, REQUESTED, UNREAD = -1, -2, -3  # ways to a sample; a group's number is another
 
@@ -80,7 +81,7 @@ class Ticket:
             images = read if len(rows) == len(way) else images.replaced(rows, read)
         return images
 
-    def _release(self, way: NDArray[np.int32]) -> None:
+    def _release(self, way: Int32s) -> None:
         """Frees the groups whose images are all used."""
         with self._lock:
             for number, count in zip(*np.unique(way[way >= 0], return_counts=True), strict=True):
@@ -180,7 +181,7 @@ class Reader:
         """Announces samples."""
         return Ticket(self, ids)
 
-    def announce(self, ids: Ids) -> tuple[EncodedSpans, NDArray[np.int32]]:
+    def announce(self, ids: Ids) -> tuple[EncodedSpans, Int32s]:
         """Requests samples from servers. Returns spans of open files, and the way to each sample.
 
         The way is IN_FILE only for what can be read without waiting for storage.
@@ -244,7 +245,7 @@ class Reader:
         failed = np.flatnonzero(errors)
         return images.replaced(failed, self._one_by_one(ids[failed])) if len(failed) else images
 
-    def _names(self, ids: Ids, paths: list[str]) -> tuple[bytes, NDArray[np.uint8], _Ends, _Ends]:
+    def _names(self, ids: Ids, paths: list[str]) -> tuple[bytes, Bytes, _Ends, _Ends]:
         """A root, names below it end to end, and where those of some samples begin and end.
 
         `paths`: of the samples, if they are not the files of the index below its root.
@@ -268,9 +269,9 @@ class Reader:
         left = np.array([position for position, part in enumerate(fetched) if part is None], int)
         return images.replaced(left, self._one_by_one(ids[left]))
 
-    def sizes(self, ids: Ids) -> NDArray[np.int64]:
+    def sizes(self, ids: Ids) -> Ints:
         """Sizes of the encoded images in bytes."""
-        sizes: NDArray[np.int64] = self._index.size[ids]
+        sizes: Ints = self._index.size[ids]
         return sizes
 
     def _are_parts(self, ids: Ids) -> bool:
@@ -294,9 +295,9 @@ class Reader:
             return _Copied(opened, partial(self.part_of_file, file))
         return opened
 
-    def _room(self, size: int) -> NDArray[np.uint8]:
+    def _room(self, size: int) -> Bytes:
         """This thread's buffer, of at least `size` bytes."""
-        memory: NDArray[np.uint8] | None = getattr(self._memory, "kept", None)
+        memory: Bytes | None = getattr(self._memory, "kept", None)
         if memory is None or len(memory) < size:
             memory = self._memory.kept = np.empty(size + size // 4, np.uint8)
         return memory

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.data.arrays import Ints
+
 if TYPE_CHECKING:
     from trainyard.data._native.core import Buffer
 
@@ -25,9 +27,9 @@ class EncodedSpans(NamedTuple):
     """Encoded images: number i has `lengths[i]` bytes, from `offsets[i]` in `sources[which[i]]`."""
 
     sources: "Sequence[Buffer | ImageFile]"
-    which: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    lengths: NDArray[np.int64]
+    which: Ints
+    offsets: Ints
+    lengths: Ints
 
     def content(self, position: int) -> bytes:
         """The bytes of one image. OSError if they cannot be read."""

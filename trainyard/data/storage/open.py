@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from trainyard.data.storage.source import LocalFile, Source, is_remote
+from trainyard.data.storage.source import LocalFile, is_remote
 from trainyard.errors import DataError
 
 if TYPE_CHECKING:
     from trainyard.data.storage.remote.remote_file import RemoteFile
 
 
-def open_source(name: str) -> Source:
+def open_source(name: str) -> "LocalFile | RemoteFile":
     """Opens a path or URL. OSError if it does not exist, DataError for an unknown scheme."""
     if not is_remote(name):
         return LocalFile(name)

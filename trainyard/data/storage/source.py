@@ -4,8 +4,9 @@ import errno
 import io
 import os
 import weakref
+from abc import ABC, abstractmethod
 from stat import S_ISREG
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 from crc32c import crc32c
 
@@ -22,6 +23,19 @@ READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 CUT_SHORT = "is truncated or has changed since it was indexed"
 
 
+class Closing(ABC):
+    """A context manager: the end of its block closes it."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 class Source(Protocol):
     """An open file. Safe to read from many threads at once."""
 
@@ -35,7 +49,7 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-class LocalFile:
+class LocalFile(Closing):
     """A file of this machine or of a mounted file system; it closes with its last reference.
 
     OSError if it does not exist or is not a regular file.

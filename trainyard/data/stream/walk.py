@@ -4,7 +4,6 @@ All are pure functions of (seed, pass, rank) and of the shards' contents, so the
 """
 
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import NamedTuple
@@ -110,7 +109,7 @@ def _items(spec: StreamSpec, number: int) -> Iterator[Item]:
     class_of = {label: number for number, label in enumerate(spec.numbers)}
     for shard in order:
         name = spec.shards[shard]
-        with closing(SequentialReader(name, open_shard(name))) as tar:
+        with SequentialReader(name, open_shard(name)) as tar:
             for position, sample in enumerate(streamed(tar, left_out)):
                 if sample.label not in class_of:
                     raise DataError(

@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainyard.data.arrays import Int32s, Ints
 from trainyard.data.formats import all_formats
 from trainyard.data.formats.format import Shards
 from trainyard.data.index.table import Index
@@ -27,8 +27,8 @@ class Selection:
     """Samples of an index in the order to write them."""
 
     index: Index
-    ids: NDArray[np.int64]
-    labels: NDArray[np.int32]
+    ids: Ints
+    labels: Int32s
     """Label of each id, as a position in the classes written; with lists of labels, the number of
     its list in the index."""
 
@@ -58,8 +58,8 @@ class ShardJob:
     split: str
     name: str  # relative to the destination
     first: int  # number of its first sample in the split
-    ids: NDArray[np.int64] = field(repr=False)
-    labels: NDArray[np.int32] = field(repr=False)
+    ids: Ints = field(repr=False)
+    labels: Int32s = field(repr=False)
 
 
 def shuffled(index: Index, seed: int | None) -> Selection:
@@ -74,7 +74,7 @@ def shuffled(index: Index, seed: int | None) -> Selection:
     return Selection(index, ids, index.label[ids])
 
 
-def only_classes(selection: Selection, keep: NDArray[np.int64]) -> Selection:
+def only_classes(selection: Selection, keep: Ints) -> Selection:
     """The samples of some classes (sorted positions), which are renumbered from 0."""
     if selection.index.lists is not None:
         raise DataError(
@@ -181,7 +181,7 @@ def written_as(format: str) -> Shards:
 
 def choose_classes(
     wish: str, classes: Sequence[str] | None, count: int, seed: int
-) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+) -> tuple[Ints, tuple[str, ...]]:
     """Sorted positions and names of the classes in `wish`: "N" at random, a file, or "A,B".
 
     If the `count` classes have no names, their numbers become names, since they are renumbered.
@@ -205,7 +205,7 @@ def choose_classes(
     return keep, tuple(names[number] for number in keep.tolist())
 
 
-def _at_random(wanted: int, count: int, seed: int) -> NDArray[np.int64]:
+def _at_random(wanted: int, count: int, seed: int) -> Ints:
     if not 0 < wanted <= count:
         raise DataError(
             "pack.too-few-classes",

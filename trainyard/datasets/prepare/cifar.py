@@ -9,8 +9,8 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainyard.data.arrays import Bytes
 from trainyard.data.storage.manifest import Manifest
 from trainyard.datasets.prepare.pickles import read_pickle
 from trainyard.datasets.prepare.preparation import (
@@ -133,7 +133,7 @@ def _class_names(release: _Release, content: bytes, path: Path) -> list[str]:
         raise _refused(path, release.class_names, error) from None
 
 
-def _batch(release: _Release, file: str, content: bytes, path: Path) -> NDArray[np.uint8]:
+def _batch(release: _Release, file: str, content: bytes, path: Path) -> Bytes:
     """A row per image of a pickled batch: label, then pixels."""
     try:
         values = read_pickle(content)
@@ -158,7 +158,7 @@ def _refused(path: Path, file: str, error: Exception) -> DataError:
     )
 
 
-def _records(contents: list[bytes], label_bytes: int) -> NDArray[np.uint8] | None:
+def _records(contents: list[bytes], label_bytes: int) -> Bytes | None:
     """A row per image: label, then pixels. None if a file does not consist of records."""
     size = label_bytes + _PIXELS
     if not all(content and len(content) % size == 0 for content in contents):

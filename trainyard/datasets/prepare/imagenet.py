@@ -12,7 +12,6 @@ import io
 import os
 import re
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -164,7 +163,7 @@ def _val_rows(
     """Images in the order of their numbers; only those of the given `classes`."""
     label_of = {wnid: label for label, wnid in enumerate(classes)}
     by_number = {}
-    with closing(open_source(resolved.location)) as tar:
+    with open_source(resolved.location) as tar:
         for member in members(tar):
             match = _VAL_NAME.fullmatch(member.name)
             if not match or not 1 <= int(match[1]) <= len(devkit.val):
@@ -216,7 +215,7 @@ def class_archives(resolved: ResolvedLocation) -> Iterator[ClassImages]:
     """The classes in stored order. DataError for one that occurs twice, or any other member."""
     seen = set()
     [file] = resolved.names
-    with closing(BufferedTarReader(open_source(resolved.path(file)))) as tar:
+    with BufferedTarReader(open_source(resolved.path(file))) as tar:
         for member in members(tar):
             if not member.name.endswith(".tar"):
                 raise DataError(

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainyard.data.arrays import Bytes
 from trainyard.data.storage.manifest import Manifest
 from trainyard.datasets.prepare.preparation import LabelledPixels, Preparation, select_pixels
 from trainyard.errors import DataError
@@ -67,7 +67,7 @@ def prepare_mnist(name: str, source: Path, preparation: Preparation) -> Manifest
 
 def _read_split(
     folder: Path, prefix: str, release: _Release, checksum: bool
-) -> tuple[Path, NDArray[np.uint8], NDArray[np.uint8]]:
+) -> tuple[Path, Bytes, Bytes]:
     """The file of the images, their pixels (N, H, W), and their labels (N,)."""
     path, pixels = _read(folder, f"{prefix}-images-idx3-ubyte", release, checksum)
     _, labels = _read(folder, f"{prefix}-labels-idx1-ubyte", release, checksum)
@@ -90,9 +90,7 @@ def _read_split(
     return path, pixels, labels
 
 
-def _read(
-    folder: Path, name: str, release: _Release, checksum: bool
-) -> tuple[Path, NDArray[np.uint8]]:
+def _read(folder: Path, name: str, release: _Release, checksum: bool) -> tuple[Path, Bytes]:
     """An IDX file, plain or compressed, and its array. The name tells the dimensions."""
     pattern = name.replace("-idx", "[-.]idx")  # copies have a dot there, also in a folder's name
     found = (folder.glob(f"{depth}{pattern}{end}") for depth in _DEPTHS for end in ("", ".gz"))

@@ -5,7 +5,6 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 
 from trainyard.data import formats
 from trainyard.data.index.build import Progress
@@ -63,7 +62,7 @@ def _sum_of(path: str, shard: Shard) -> _Task:
 
 def _size(path: str) -> int:
     try:
-        with closing(open_source(path)) as source:
+        with open_source(path) as source:
             return source.size
     except OSError:
         return 0
@@ -84,7 +83,7 @@ def _run(tasks: Mapping[str, _Task], workers: int, progress: Progress) -> list[F
 
     def perform(path: str) -> Finding | None:
         try:
-            with closing(open_source(path)) as source:
+            with open_source(path) as source:
                 return tasks[path](_Metered(source, note))
         except (DataError, OSError) as error:
             return of_error(error, path)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from trainyard.data.arrays import Bytes, Ints
 from trainyard.data.decode import lost
 from trainyard.data.decode.array_file import MAGIC, array_shape, is_array
 from trainyard.data.decode.crops import Crops
@@ -104,7 +105,7 @@ def examine(
     return findings, hashes
 
 
-def same_bytes(hashes: Hashes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def same_bytes(hashes: Hashes) -> tuple[Ints, Ints]:
     """The rows that share a hash, group by group, and the first row of each one's group."""
     order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: rows of a group are in order
     ordered = hashes[order]
@@ -200,13 +201,13 @@ def _load(path: Path) -> Index:
 # --- one image ---
 
 
-def _corner(sizes: NDArray[np.int64]) -> Crops:
+def _corner(sizes: Ints) -> Crops:
     """A box of one pixel, so that only decoding takes time."""
     boxes = np.tile(np.array([0.0, 0.0, 1.0, 1.0]), (len(sizes), 1))
     return Crops(boxes, np.zeros(len(sizes), bool))
 
 
-def _pixel(content: bytes) -> NDArray[np.uint8]:
+def _pixel(content: bytes) -> Bytes:
     """Room for a pixel: of an array, with all of its channels."""
     try:
         channels = array_shape(content)[2] if is_array(content) else 3

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainyard.data.arrays import Ints
 from trainyard.data.decode import lost
 from trainyard.data.index.label_space import match_classes
 from trainyard.data.index.layout import doubt_about
@@ -252,11 +252,11 @@ class _Pairs:
     """Rows of the hashes, each with the first row of equal content."""
 
     splits: Sequence[VerifiedSplit]
-    starts: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    firsts: NDArray[np.int64]
+    starts: Ints
+    rows: Ints
+    firsts: Ints
 
-    def check(self, data: str, name: str, which: NDArray[np.int64]) -> Check:
+    def check(self, data: str, name: str, which: Ints) -> Check:
         findings = (self._finding(pair) for pair in which.tolist())
         otherwise: Result = "problem" if name == "leakage" else "note"
         return checked(data, name, "by content", findings, count=len(which), otherwise=otherwise)

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from fsspec.asyn import get_loop
-from numpy.typing import NDArray
+
+from trainyard.data.arrays import Bytes, Int32s, Ints
 
 Fetch = Callable[[int, int, int], Coroutine[Any, Any, bytes]]
 """Reads bytes in the event loop of fsspec, given file number, offset and size. OSError if they
@@ -49,7 +50,7 @@ class Limits:
 class Fetched(NamedTuple):
     """A sample inside a fetched range."""
 
-    content: NDArray[np.uint8]  # the whole range
+    content: Bytes  # the whole range
     offset: int  # bytes from the start of the range to the sample
 
 
@@ -59,7 +60,7 @@ class _Range(NamedTuple):
     file: int
     start: int
     stop: int
-    content: Future[NDArray[np.uint8]]
+    content: Future[Bytes]
 
 
 class _Sample:
@@ -90,10 +91,10 @@ class Prefetcher:
 
     def expect(
         self,
-        ids: NDArray[np.int64],
-        files: NDArray[np.int32],
-        offsets: NDArray[np.int64],
-        sizes: NDArray[np.int64],
+        ids: Ints,
+        files: Int32s,
+        offsets: Ints,
+        sizes: Ints,
     ) -> None:
         """Plans samples, in about the order in which they will be taken."""
         columns = (ids.tolist(), files.tolist(), offsets.tolist(), sizes.tolist())
@@ -110,7 +111,7 @@ class Prefetcher:
         is_far = self._planned - self._taken >= limits.horizon_bytes
         return is_far or self._num_ahead >= limits.horizon_samples
 
-    def take(self, ids: NDArray[np.int64]) -> list[Fetched | None]:
+    def take(self, ids: Ints) -> list[Fetched | None]:
         """Waits for each sample; None for one that is not planned or cannot be read.
 
         DataError if no sample of a file can be read.

@@ -5,13 +5,13 @@ it broke. A file that has changed or is gone on the server ends the run.
 """
 
 import asyncio
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncIterator
 from typing import Self
 
 from trainyard.data.storage.remote.client import run
 from trainyard.data.storage.remote.retry import RetryState, Transient
-from trainyard.data.storage.source import CUT_SHORT, Stamp, reason_of
+from trainyard.data.storage.source import CUT_SHORT, Closing, Stamp, reason_of
 from trainyard.errors import DataError
 
 # Headers of a tar are many small reads close together, so small reads read ahead.
@@ -19,7 +19,7 @@ _SMALL = 4096  # bytes
 _MIN_WINDOW, _MAX_WINDOW = 8 << 10, 256 << 10  # bytes; grows while reads are consecutive
 
 
-class RemoteFile(ABC):
+class RemoteFile(Closing):
     """A `Source` on a server, once it is open or known from an index."""
 
     name: str
