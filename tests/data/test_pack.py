@@ -61,7 +61,9 @@ def selections(location: Path, seed: int | None = 0) -> dict[str, Selection]:
 def packed(source: Path, destination: Path, format: str, **options: Any) -> Manifest:
     settings = PackOptions(format, "mini", shard_samples=5, workers=2)
     settings = dataclasses.replace(settings, **options)
-    return pack(selections(source), CLASSES, destination, settings, about={"seed": 0})
+    manifest = pack(selections(source), CLASSES, destination, settings, about={"seed": 0})
+    assert manifest is not None
+    return manifest
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -26,7 +26,7 @@ from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.location import find_place
 from trainyard.data.storage.manifest import Manifest
 from trainyard.data.storage.open import open_source
-from trainyard.data.storage.source import Source
+from trainyard.data.storage.source import Closing, Source
 from trainyard.datasets.pack.pack import pack
 from trainyard.datasets.pack.recode import ShortSide
 from trainyard.datasets.pack.shards import PackOptions, shuffled
@@ -53,7 +53,7 @@ def write(
 # --- one shard ---
 
 
-class Counted:
+class Counted(Closing):
     """A source that says what is read of it."""
 
     def __init__(self, source: Source, reads: list[tuple[int, int]]) -> None:
@@ -151,7 +151,9 @@ def packed_into(source: Path, destination: Path, format: str = "packed", **more:
     selections = {split: shuffled(index, None) for split, index in found.items()}
     classes = next(iter(found.values())).classes
     settings = dataclasses.replace(options, **more)
-    return pack(selections, classes, destination, settings, about={})
+    manifest = pack(selections, classes, destination, settings, about={})
+    assert manifest is not None
+    return manifest
 
 
 def contents(location: Path) -> list[tuple[str, str, bytes]]:

@@ -26,7 +26,7 @@ from trainyard.data.device.gpu_decode import DecodingTransfer
 from trainyard.data.device.join import JoinFeed, JoinState, StreamLoader, num_passes
 from trainyard.data.index.table import Index
 from trainyard.data.loader.loader import Loader
-from trainyard.data.loader.spec import LoaderSpec
+from trainyard.data.loader.spec import Crop, LoaderSpec
 from trainyard.data.order import Order, training_plan
 from trainyard.data.sampler.plan import (
     EndlessPlan,
@@ -86,18 +86,25 @@ class Feeds:
 
         def open_phase(phase: Phase, step: int, skipped: int) -> Feed:
             first = course.samples(step) + skipped
-            spec = LoaderSpec(
-                plan=self._for_virtual_ranks(PlanSlice(plan, first, phase.batch)),
-                crop=self._crop(),
-                image_size=phase.image_size,
-                start=0,
-                stop=phase.stop - step,
-                **self._indexed(),
-            )
+            part, size = PlanSlice(plan, first, phase.batch), phase.image_size
+            spec = self._spec(part, self._crop(), size, phase.stop - step)
             augmented = self._augmented(first, phase.batch, multi_hot)
             return self._feed_of(index, self._loader(index, spec), spec, **augmented)
 
         return TrainingFeed(course, open_phase)
+
+    def _spec(self, plan: Plan, crop: Crop, size: ImageSize, stop: int) -> LoaderSpec:
+        data = self.data
+        return LoaderSpec(
+            plan=VirtualRanksPlan(plan, self.virtual_ranks) if self.virtual_ranks else plan,
+            crop=crop,
+            image_size=size,
+            stop=stop,
+            decode=data.decode,
+            stage=data.stage,
+            stage_gb=data.stage_gb,
+            **self._common(),
+        )
 
     def join(
         self,
@@ -183,17 +190,7 @@ class Feeds:
     def _evaluated(self, index: Index) -> LoaderSpec:
         plan = OnePassPlan(len(index), self.global_batch)
         size = self.data.eval_size or self.data.image_size
-        return LoaderSpec(
-            plan=self._for_virtual_ranks(plan),
-            crop=self.data.evaluation_crop(size),
-            image_size=size,
-            start=0,
-            stop=plan.num_steps,
-            **self._indexed(),
-        )
-
-    def _for_virtual_ranks(self, plan: Plan) -> Plan:
-        return VirtualRanksPlan(plan, self.virtual_ranks) if self.virtual_ranks else plan
+        return self._spec(plan, self.data.evaluation_crop(size), size, plan.num_steps)
 
     def _crop(self) -> RandomResizedCrop:
         augment = self.augment
@@ -229,11 +226,6 @@ class Feeds:
             "size": self.world.size,
             "threads": self.data.threads or cores_per_rank(self.world),
         }
-
-    def _indexed(self) -> dict[str, Any]:
-        data = self.data
-        for_this_host = {"decode": data.decode, "stage": data.stage, "stage_gb": data.stage_gb}
-        return self._common() | for_this_host
 
     def _loader(self, index: Index, spec: LoaderSpec) -> Loader:
         loader = Loader(index, spec)

@@ -102,7 +102,11 @@ def stored_tile(index: Index, sample: int, content: bytes | OSError) -> Tile:
     """The tile of a stored image with its classes, id and size."""
     name, detail = ", ".join(index.class_names(sample)), f"#{sample}"
     try:
-        image = _decoded(content)
+        if isinstance(content, OSError):
+            raise content
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="PIL")
+            image = whole_image(content)
     except (OSError, BadImageError) as error:
         return Tile(str(error), name, detail)
     return Tile(image, name, f"{detail}  ·  {image.width} x {image.height}")
@@ -122,14 +126,6 @@ def _drawn(tile: Tile, style: _Style) -> Image.Image:
     top += round(style.caption / 2) - 3
     draw.text((0, top), shortened(tile.detail, style.detail, style.side), _FAINT, style.detail)
     return drawn
-
-
-def _decoded(content: bytes | OSError) -> Image.Image:
-    if isinstance(content, OSError):
-        raise content
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="PIL")
-        return whole_image(content)
 
 
 def _fitted(image: Image.Image, side: int) -> Image.Image:

@@ -94,7 +94,7 @@ def data_pack(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from trainyard.cli.data.show import open_splits
-    from trainyard.datasets.pack.pack import num_samples, pack, pack_part
+    from trainyard.datasets.pack.pack import num_samples, pack
     from trainyard.datasets.pack.shards import choose_classes, only_classes, shuffled
     from trainyard.monitor.progress import counter
 
@@ -115,12 +115,11 @@ def data_pack(options: argparse.Namespace) -> int:
     more: dict[str, Any] = {"about": _described(options)}
     total = num_samples(splits, pack_options, options.part)
     with counter(Console(stderr=True), "packing", total) as more["progress"]:
-        if options.part is not None:
-            pack_part(splits, classes, destination, pack_options, part=options.part, **more)
-            _print_part(options, total)
-            return 0
-        manifest = pack(splits, classes, destination, pack_options, **more)
-    print_packed(manifest, options)
+        manifest = pack(splits, classes, destination, pack_options, part=options.part, **more)
+    if manifest is None:
+        _print_part(options, total)
+    else:
+        print_packed(manifest, options)
     return 0
 
 

@@ -7,6 +7,7 @@ ValueError for a malformed one; no length or type in it is trusted.
 from collections.abc import Iterator
 from itertools import islice
 
+from trainyard.data.storage.snappy import varint
 from trainyard.data.storage.source import Source
 
 _READ_AHEAD = 1024  # bytes; holds the features around an image and the next record's head
@@ -102,7 +103,7 @@ def one_int(data: BufferedReader, feature: Span) -> int:
         if number != 1 or wire not in (0, 2):
             raise ValueError("has a list of int64 that holds something else")
         while position < end and len(values) < 2:
-            value, length = _varint(data.head(position), 0)
+            value, length = varint(data.head(position), 0)
             values.append(value - (1 << 64) if value >> 63 else value)
             position += length
             if position > end:
@@ -142,12 +143,12 @@ def _fields(data: BufferedReader, span: Span) -> Iterator[Field]:
     position, end = span
     while position < end:
         head = data.head(position)
-        tag, at = _varint(head, 0)
+        tag, at = varint(head, 0)
         wire = tag & 7
         if wire == 2:
-            length, at = _varint(head, at)
+            length, at = varint(head, at)
         elif wire == 0:
-            length = _varint(head, at)[1] - at
+            length = varint(head, at)[1] - at
         elif wire in (1, 5):
             length = 8 if wire == 1 else 4
         else:
@@ -157,18 +158,3 @@ def _fields(data: BufferedReader, span: Span) -> Iterator[Field]:
         if position > end:
             raise ValueError(f"field {tag >> 3} of {length:,} bytes reaches past its message")
         yield tag >> 3, wire, start, position
-
-
-def _varint(head: bytes, at: int) -> tuple[int, int]:
-    """An unsigned number and the position after it."""
-    byte = head[at] if at < len(head) else 0x80
-    if byte < 0x80:  # nearly always
-        return byte, at + 1
-    value = shift = 0
-    for place in range(at, min(at + 10, len(head))):
-        byte = head[place]
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, place + 1
-        shift += 7
-    raise ValueError("has a number that does not end")

@@ -308,7 +308,14 @@ class ListRows:
         if self.labels[1:]:
             self.has_list = survey.several is not None
         if survey.none and not self.has_list:
-            raise self._has_no_label(survey.none.line)
+            raise DataError(
+                "list.no-label",
+                "{path}, line {line}: has no label: '{location}#unlabelled=CLASS' gives such rows "
+                "a class of their own, '{location}#unlabelled=none' leaves them out",
+                path=self.path,
+                line=survey.none.line,
+                location=self.place.with_options,
+            )
         options = self.place.options
         is_divided = self.divider is not None or named_splits(self.place) or "split" in options
         if not is_divided and (found := survey.unread.divided()):
@@ -472,16 +479,6 @@ class ListRows:
                 column=self.table.names[at],
             )
         return value
-
-    def _has_no_label(self, line: int) -> DataError:
-        return DataError(
-            "list.no-label",
-            "{path}, line {line}: has no label: '{location}#unlabelled=CLASS' gives such rows a "
-            "class of their own, '{location}#unlabelled=none' leaves them out",
-            path=self.path,
-            line=line,
-            location=self.place.with_options,
-        )
 
     def _is_empty(self, line: int, name: str) -> DataError:
         return DataError(

@@ -195,30 +195,24 @@ def _duplicates(lists: Sequence[ListRows], hashes: "array[int]") -> dict[int, tu
 def _check_repeated(one: ListRows, row: Row, other: ListRows, known: Row) -> None:
     """DataError if a row contradicts an earlier one of its image."""
     other_line = f"{known.line}" if other is one else f"{known.line} of {other.path}"
+    fields = {"path": one.path, "line": row.line, "image": row.path, "other_line": other_line}
+    wrong = partial(DataError, **fields)
     if one.images.is_searched and parts_of(row.cell) != parts_of(known.cell):
-        raise DataError(
+        raise wrong(
             "list.cells-of-one-image",
             "{path}, line {line}: {cell!r} stands for {image}, as {other!r} does in line "
             "{other_line}: fetch the missing image, or write the paths of both",
-            path=one.path,
-            line=row.line,
             cell=row.cell,
-            image=row.path,
             other=known.cell,
-            other_line=other_line,
         )
     if ({*known.labels}, known.split) != ({*row.labels}, row.split):
         hint = f"; several labels go into a column {LISTS}, as in a|b"
-        raise DataError(
+        raise wrong(
             "list.image-contradicted",
             "{path}, line {line}: {image}: is {value} here and {other} in line {other_line}: "
             "leave one out{hint}",
-            path=one.path,
-            line=row.line,
-            image=row.path,
             value=_about(row),
             other=_about(known),
-            other_line=other_line,
             hint="" if one.has_list or known.split != row.split else hint,
         )
 
@@ -277,35 +271,30 @@ def _look(rows: ListRows, inside: set[str], some: Sequence[Row]) -> list[tuple[i
 def _look_at(rows: ListRows, row: Row) -> os.stat_result:
     """The state of an image's file. DataError if it is none, or a link leads out of the folder."""
     path = rows.place.path(row.path)
+    wrong = partial(DataError, path=rows.path, line=row.line)
     try:
         stat = os.stat(path)
     except OSError as error:
-        raise DataError(
+        raise wrong(
             "list.unreadable-image",
             "{path}, line {line}: {image}: {reason}{hint}",
-            path=rows.path,
-            line=row.line,
             image=os.path.abspath(path) if row.path.startswith("..") else row.path,
             reason=error.strerror,
             hint=rows.hint(row.cell),
         ) from None
     if not S_ISREG(stat.st_mode):
-        raise DataError(
+        raise wrong(
             "list.image-not-a-file",
             "{path}, line {line}: {image}: is not a file",
-            path=rows.path,
-            line=row.line,
             image=row.path,
         )
     real = os.path.realpath(path)
     if not real.startswith(os.path.join(os.path.realpath(rows.root), "")):
-        raise DataError(
+        raise wrong(
             "list.link-leaves-folder",
             "{path}, line {line}: {image}: links lead to {target}, outside of {folder}: name a "
             "folder that holds all images, and that relative paths start from: "
             "{location}#root=FOLDER",
-            path=rows.path,
-            line=row.line,
             image=row.path,
             target=real,
             folder=rows.root,

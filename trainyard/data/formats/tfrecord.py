@@ -78,12 +78,9 @@ def check_shard(source: Source) -> None:
     for record in _records(BufferedReader(source)):
         begin, end = record.data
         if source.read(end, _TAIL) != _masked(checksum(source, begin, end)):
-            raise DataError(
+            raise record.wrong(
                 "tfrecord.wrong-checksum",
                 "{path}: record {record}, byte {offset}: its checksum does not match its data",
-                path=source.name,
-                record=record.number,
-                offset=record.start,
             )
 
 
@@ -91,9 +88,15 @@ def check_shard(source: Source) -> None:
 
 
 class _Record(NamedTuple):
+    path: str
     number: int  # from 1
     start: int  # byte of the length
     data: Span
+
+    @property
+    def wrong(self) -> Callable[..., DataError]:
+        """Makes an error of this record."""
+        return partial(DataError, path=self.path, record=self.number, offset=self.start)
 
 
 def _shards(place: ResolvedLocation) -> tuple[str, ...]:
@@ -156,12 +159,9 @@ def _read_shard(place: ResolvedLocation, name: str) -> tuple[FileRows, _Synsets]
                 elif synsets is not None and synsets.setdefault(label, synset) != synset:
                     raise _named_twice(data.name, label, synset, synsets[label])
             except ValueError as error:
-                raise DataError(
+                raise record.wrong(
                     "tfrecord.bad-record",
                     "{path}: record {record}, byte {offset}: {reason}",
-                    path=data.name,
-                    record=record.number,
-                    offset=record.start,
                     reason=str(error),
                 ) from None
             offsets.append(start)
@@ -174,14 +174,11 @@ def _records(data: BufferedReader) -> Iterator[_Record]:
     """The positions of a file's records, by their lengths alone."""
     position, number = 0, 1
     while position < data.size:
-        record = _Record(number, position, (position + _HEAD, position + _HEAD))
+        record = _Record(data.name, number, position, (position + _HEAD, position + _HEAD))
         if position + _HEAD + _TAIL > data.size:
-            raise DataError(
+            raise record.wrong(
                 "tfrecord.truncated",
                 "{path}: record {record}, byte {offset}: the file is truncated",
-                path=data.name,
-                record=number,
-                offset=position,
             )
         head = data.read(position, _HEAD)
         if not _length_is_sound(head):
@@ -191,24 +188,18 @@ def _records(data: BufferedReader) -> Iterator[_Record]:
                     "{path}: the file is compressed; unpack it with gunzip",
                     path=data.name,
                 )
-            raise DataError(
+            raise record.wrong(
                 "tfrecord.damaged-length",
                 "{path}: record {record}, byte {offset}: the checksum of the length does not "
                 "match (damaged)",
-                path=data.name,
-                record=number,
-                offset=position,
             )
         length = int.from_bytes(head[:8], "little")
         end = position + _HEAD + length
         if end + _TAIL > data.size:
-            raise DataError(
+            raise record.wrong(
                 "tfrecord.truncated-record",
                 "{path}: record {record}, byte {offset}: the file is truncated inside a record of "
                 "{size:,} bytes",
-                path=data.name,
-                record=number,
-                offset=position,
                 size=length,
             )
         yield record._replace(data=(position + _HEAD, end))
@@ -234,13 +225,10 @@ def _sample(data: BufferedReader, record: _Record) -> tuple[Span, int, str | Non
     elif _TFDS_IMAGE in found and len(numbers) == 1:
         image, (label_name,) = _TFDS_IMAGE, numbers
     else:
-        raise DataError(
+        raise record.wrong(
             "tfrecord.missing-features",
             "{path}: record {record}, byte {offset}: expected the features image/encoded and "
             "image/class/label, or image and one of label, class and target; found {names}",
-            path=data.name,
-            record=record.number,
-            offset=record.start,
             names=" and ".join(sorted(name.decode() for name in found)) or "none of these",
         )
     label = _label(data, record, found, label_name)
@@ -254,24 +242,18 @@ def _label(data: BufferedReader, record: _Record, found: dict[bytes, Span], feat
     """The label from 0. DataError if the feature holds none."""
     stored = _read(one_int, data, found, feature)
     if stored == 0 and feature == _LABEL:
-        raise DataError(
+        raise record.wrong(
             "tfrecord.label-0",
             "{path}: record {record}, byte {offset}: image/class/label is 0, which that layout "
             "leaves unused, since it counts from 1; store labels that count from 0 as the "
             "features image and label",
-            path=data.name,
-            record=record.number,
-            offset=record.start,
         )
     label = stored - (feature == _LABEL)
     if not 0 <= label < MAX_CLASSES:
-        raise DataError(
+        raise record.wrong(
             "tfrecord.not-a-class-number",
             "{path}: record {record}, byte {offset}: {feature} is {value}, which is not a class "
             "number",
-            path=data.name,
-            record=record.number,
-            offset=record.start,
             feature=feature.decode(),
             value=stored,
         )

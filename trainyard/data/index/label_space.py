@@ -71,13 +71,17 @@ def name_remarks(classes: Sequence[str]) -> list[str]:
     known = {*classes}
     joints = {name: joint for name in classes if (joint := _joint(name, known))}
     if joints:
-        shown = ", ".join(map(repr, [*joints][:_NAMED])) + (", …" if len(joints) > _NAMED else "")
         remarks.append(
-            f"{shown}: made of several classes: several labels for an image are a list of labels, "
-            f"such as dog|sofa in a column labels; LIST#between={next(iter(joints.values()))!r} "
-            "takes those of a list apart"
+            f"{first_of([*joints])}: made of several classes: several labels for an image are a "
+            "list of labels, such as dog|sofa in a column labels; "
+            f"LIST#between={next(iter(joints.values()))!r} takes those of a list apart"
         )
     return remarks
+
+
+def first_of(names: Sequence[str]) -> str:
+    """The first few of some names."""
+    return ", ".join([*map(repr, names[:_NAMED]), *(["…"] if len(names) > _NAMED else [])])
 
 
 def _joint(name: str, classes: set[str]) -> str:

@@ -22,6 +22,7 @@ from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.remedies import remedy_beside
 from trainyard.data.formats.scan import is_hidden
 from trainyard.data.formats.split_names import JOINED, is_split_word, split_named, words_of
+from trainyard.data.index.label_space import first_of
 from trainyard.data.index.splits import (
     above_all_images,
     find_splits,
@@ -102,9 +103,8 @@ def _doubt(
     is_strong: bool = False,
 ) -> Doubt | None:
     is_strong = is_strong or any(strong for _, strong in reasons)
-    shown = ", ".join([*map(repr, names[:_NAMED]), *(["…"] if len(names) > _NAMED else [])])
     text = " and ".join(text for text, _ in reasons)
-    return Doubt(location, shown, text, is_strong) if reasons else None
+    return Doubt(location, first_of(names), text, is_strong) if reasons else None
 
 
 def check_classes(location: str, rest: str) -> None:

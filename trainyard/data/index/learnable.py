@@ -6,12 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from trainyard.data.formats.remedies import remedy_beside
-from trainyard.data.index.label_space import name_remarks
+from trainyard.data.index.label_space import first_of, name_remarks
 from trainyard.data.index.layout import doubtful_names
 from trainyard.data.index.table import Index
 from trainyard.errors import DataError
-
-_NAMED = 3  # classes that a remark names
 
 
 def check_learnable(train: Index, where: str) -> None:
@@ -48,24 +46,24 @@ def class_remarks(
             name for name, n in zip(train.classes, counts, strict=True) if n == len(train)
         ]
         if everywhere:
-            remarks.append(f"all training images have the label {_some(everywhere)}")
+            remarks.append(f"all training images have the label {first_of(everywhere)}")
     remarks += name_remarks(train.classes) if train.has_names else []
     # Of folders it is told before they are indexed.
     if train.format == "tar" and (reason := doubtful_names(train.classes)):
-        remarks.append(f"{train.root}: classes {_some(train.classes)}, though {reason}")
+        remarks.append(f"{train.root}: classes {first_of(train.classes)}, though {reason}")
     inside = _folders_inside(train)
     if (flat := [name for name in inside if not inside[name]]) and (
         deep := [name for name in inside if len(inside[name]) > 1]
     ):
         remarks.append(
-            f"{train.root}: class {deep[0]!r} is of the folders {_some(sorted(inside[deep[0]]))}, "
-            f"and {flat[0]!r} has none inside: if these are classes, name {deep[0]!r} as the "
-            "location"
+            f"{train.root}: class {deep[0]!r} is of the folders "
+            f"{first_of(sorted(inside[deep[0]]))}, and {flat[0]!r} has none inside: if these are "
+            f"classes, name {deep[0]!r} as the location"
         )
     if shared := _shared(inside):
         remarks.append(
-            f"{train.root}: its classes {_some(train.classes)} hold the same folders, "
-            f"{_some(shared)}: if these are the classes, name the folder above them as the "
+            f"{train.root}: its classes {first_of(train.classes)} hold the same folders, "
+            f"{first_of(shared)}: if these are the classes, name the folder above them as the "
             "location; #classes=path makes a class of each path, #classes=name of each name"
         )
     return remarks
@@ -75,11 +73,7 @@ def _lacking(classes: Sequence[str], lacks: Iterable[bool], what: str) -> Iterat
     names = [name for name, is_without in zip(classes, lacks, strict=True) if is_without]
     if names:
         noun = "class has" if len(names) == 1 else "classes have"
-        yield f"{len(names):,} {noun} no {what} images: {_some(names)}"
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join([*map(repr, names[:_NAMED]), *(["…"] if len(names) > _NAMED else [])])
+        yield f"{len(names):,} {noun} no {what} images: {first_of(names)}"
 
 
 def _folders_inside(index: Index) -> dict[str, set[str]]:

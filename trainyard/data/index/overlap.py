@@ -32,8 +32,12 @@ def check_apart(train: Index | tuple[str, ...], val: Index, *, few: int = 100_00
     follow = isinstance(train, Index) and max(map(_count, (train, val))) <= few
     if not isinstance(train, Index):
         shared = _rows_in_files(val, train)
-    elif not follow and _lie_apart(train, val):
-        return
+    elif (
+        not follow
+        and {train.format, val.format} == {"folder"}
+        and not _real_folders(train) & _real_folders(val)
+    ):
+        return  # no folder is in both: this reads no file names
     else:
         shared = same_samples(train, val, follow=follow)
     if len(shared):
@@ -109,18 +113,8 @@ def _count(index: Index) -> int:
     return len(index.file_names)
 
 
-def _lie_apart(train: Index, val: Index) -> bool:
-    """True if two data sets of image folders share no folder; reads no file names.
-
-    Links are followed, so a class that is a link to one of the other split is shared.
-    """
-    if {train.format, val.format} != {"folder"}:
-        return False
-    return not _real_folders(train) & _real_folders(val)
-
-
 def _real_folders(index: Index) -> set[str]:
-    """All folders that images can lie in: the folders that the index watches."""
+    """All folders that images can lie in: the folders that the index watches, links followed."""
     # Names with .. are folders of other splits, watched for their classes.
     names = (name for name in index.stamps if ".." not in name.split(os.sep))
     return {os.path.realpath(os.path.join(index.root, name)) for name in names}

@@ -415,7 +415,8 @@ def _on_hub(location: str) -> dict[str, str]:
         return {}
     paths, splits = files_below(location), dict[str, str]()
     for split, kind in ((split, kind) for split in SPLITS for kind in ("*.parquet", "*.tar")):
-        shards = [path for path in paths if _is_shard(path, split, kind)]
+        names = {path: os.path.basename(path) for path in paths}
+        shards = [path for path in matching(paths, kind) if split in splits_named(names[path])]
         folders = sorted({os.path.dirname(path) for path in shards})
         if split in splits or (split == "test" and "val" in splits):
             continue
@@ -431,16 +432,11 @@ def _on_hub(location: str) -> dict[str, str]:
             )
         if shards:
             folder = os.path.join(location, folders[0])
-            names = [os.path.basename(p) for p in paths if os.path.dirname(p) == folders[0]]
-            shards = [os.path.basename(path) for path in shards]
-            pattern = _pattern(folder, split, kind, shards=shards, names=names)
+            beside = [names[path] for path in paths if os.path.dirname(path) == folders[0]]
+            own = [names[path] for path in shards]
+            pattern = _pattern(folder, split, kind, shards=own, names=beside)
             splits[split] = os.path.join(folder, pattern)
     return splits
-
-
-def _is_shard(path: str, split: str, kind: str) -> bool:
-    name = os.path.basename(path)
-    return split in splits_named(name) and bool(fnmatchcase(name, kind))
 
 
 def _check_one_split(location: str, shards: Sequence[str]) -> None:

@@ -93,7 +93,9 @@ class SliceFiller:
                     gpu_size=config.image_size if config.decode == "gpu" else None,
                 )
                 for row, reason in reasons.items():  # the reason from reading comes first
-                    bad.append(self._bad(int(samples.ids[row]), unreadable.get(row, reason)))
+                    sample = int(samples.ids[row])
+                    path, offset, _ = self._index.locate(sample)
+                    bad.append(BadSample(sample, path, offset, unreadable.get(row, reason)))
             return bad
 
         return fill
@@ -101,7 +103,3 @@ class SliceFiller:
     def has_planned_enough(self) -> bool:
         """True if planning further ahead gains nothing."""
         return self._reader.is_far_enough_ahead()
-
-    def _bad(self, sample: int, reason: str) -> BadSample:
-        path, offset, _ = self._index.locate(sample)
-        return BadSample(sample, path, offset, reason)

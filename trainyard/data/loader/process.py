@@ -84,19 +84,14 @@ def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
         raise FileNotFoundError(f"the index {path} was removed or replaced")
     ring = Ring(memory_fd, **spec["ring"])
     staged = StagedShards(index, config.stage, config.stage_gb) if config.stage else None
-    _open_more_files()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # a container may forbid it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # since shards stay open
     fill = SliceFiller(index, config, staged)
     results = Results(channel, config.threads)
     if staged is not None:
         staged.start().add_done_callback(partial(_staged, results))
     fill_all(partial(_batches, config, fill), channel, ring, results)
-
-
-def _open_more_files() -> None:
-    """Raises this process's limit of open files to its maximum, since shards stay open."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # a container may forbid it
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _batches(config: LoaderSpec, fill: SliceFiller) -> Iterator[BatchTask]:

@@ -27,12 +27,15 @@ AGAIN = 255
 """The message that asks a loader process for another pass; a smaller number is a free slot."""
 
 
+Crop = RandomResizedCrop | CentralCrop | FittedCrop
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoaderSpec:
     """The configuration of the loader process; plain data."""
 
     plan: Plan
-    crop: RandomResizedCrop | CentralCrop | FittedCrop
+    crop: Crop
     image_size: ImageSize
     channels: int = 3  # as in DataConfig
     interpolation: Interpolation = "bilinear"

@@ -125,7 +125,9 @@ class Reader:
         self._index = index
         self._staged = staged or None  # None too if there is no shard to copy
         self._shared = len(index.file_names) < len(index)  # several samples to a file
-        most_open = _max_open()
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        is_free = limit == resource.RLIM_INFINITY
+        most_open = _MAX_OPEN if is_free else min(_MAX_OPEN, max(1, limit // 8))
         self._local = _OpenFiles(most_open)
         self.ahead = ReadAhead(most_open)
         self._remote = lru_cache(_MAX_REMOTE)(partial(_remote_file, index))
@@ -348,11 +350,6 @@ class _Copied:
 def _remote_file(index: Index, url: str) -> "RemoteFile":
     name = url.removeprefix(os.path.join(index.root, ""))
     return remote_file(url).indexed(index.stamps.get(name))
-
-
-def _max_open() -> int:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return _MAX_OPEN if limit == resource.RLIM_INFINITY else min(_MAX_OPEN, max(1, limit // 8))
 
 
 def _whole(name: str) -> bytes:

@@ -112,7 +112,8 @@ def find_place(location: str) -> ResolvedLocation:
             location, split, location, names, is_folder=True, can_gain=True, option_text=options
         )
     paths = _list_files(location)
-    root = _common_url(paths) if is_remote(location) else _common_folder(paths)
+    folders = [os.path.dirname(path) or "." for path in paths]
+    root = _common_url(paths) if is_remote(location) else os.path.commonpath(folders) or "."
     prefix = os.path.join(root, "")
     names = tuple(
         path[len(prefix) :] if path.startswith(prefix) else os.path.relpath(path, root)
@@ -207,11 +208,6 @@ def _with_path(url: str) -> str:
 
 def _matches(pattern: str) -> list[str]:
     return sorted(glob.glob(pattern)) if glob.has_magic(pattern) else []
-
-
-def _common_folder(paths: list[str]) -> str:
-    folders = [os.path.dirname(path) or "." for path in paths]
-    return os.path.commonpath(folders) or "."
 
 
 def _common_url(urls: list[str]) -> str:

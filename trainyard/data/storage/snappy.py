@@ -41,7 +41,7 @@ class SnappyStream:
     """A whole stream, to find the spans of its images. ValueError if it is damaged."""
 
     def __init__(self, content: bytes) -> None:
-        size, at = _varint(content)
+        size, at = varint(content, 0)
         elements = []
         tags = []
         while at < len(content):
@@ -118,11 +118,14 @@ def _element(content: bytes, tag_at: int) -> Element:
     return Element(at + width, length, back)
 
 
-def _varint(content: bytes) -> tuple[int, int]:
-    """A number in the first bytes, and the byte after it."""
+def varint(content: bytes, at: int) -> tuple[int, int]:
+    """An unsigned number, 7 bits in a byte, and the byte after it, as in protobuf and Thrift."""
+    byte = content[at] if at < len(content) else 0x80
+    if byte < 0x80:  # nearly always
+        return byte, at + 1
     value = 0
-    for at, byte in enumerate(content[:5]):
-        value |= (byte & 0x7F) << 7 * at
+    for place, byte in enumerate(content[at : at + 10]):
+        value |= (byte & 0x7F) << 7 * place
         if byte < 0x80:
-            return value, at + 1
-    raise ValueError("its Snappy data has no length")
+            return value, at + place + 1
+    raise ValueError("has a number that does not end")

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -60,69 +60,44 @@ def pack(
     options: PackOptions,
     *,
     about: dict[str, Any],
+    part: Part | None = None,
     progress: Progress = lambda _: None,
-) -> Manifest:
+) -> Manifest | None:
     """Writes samples in the order given, and a manifest that names classes, shards and checksums.
 
-    `classes` are the names by label, sorted; None without names. Shards that `pack_part` or an
+    `classes` are the names by label, sorted; None without names. With a `part`, writes its shards
+    alone, and gives None: a pack without one writes what is left, and the manifest. Shards that an
     earlier attempt has written stay. DataError if the destination is in use or holds other data, if
     space is short, or a sample cannot be read.
     """
-    work, jobs, identity = _planned(splits, classes, destination, options, about=about)
-    with _claimed(destination, None):
-        manifest = finished(destination, identity)
-        if manifest is None:
-            journal = Journal(destination, identity)
-            _write(work, splits, _shared(jobs, None), journal, progress=progress)
-            manifest = _finish(work, jobs, journal.done, identity, clean=journal.is_resumed)
-        remove_journals(destination)
-    return manifest
-
-
-def pack_part(
-    splits: dict[str, Selection],
-    classes: tuple[str, ...] | None,
-    destination: Path,
-    options: PackOptions,
-    *,
-    part: Part,
-    about: dict[str, Any],
-    progress: Progress = lambda _: None,
-) -> None:
-    """Writes a part of what `pack` writes, which writes what is left and the manifest.
-
-    Errors as there.
-    """
-    work, jobs, identity = _planned(splits, classes, destination, options, about=about)
-    with _claimed(destination, part):
-        if finished(destination, identity) is None:
-            journal = Journal(destination, identity, part)
-            _write(work, splits, _shared(jobs, part), journal, progress=progress)
-
-
-def _planned(
-    splits: dict[str, Selection],
-    classes: tuple[str, ...] | None,
-    destination: Path,
-    options: PackOptions,
-    *,
-    about: dict[str, Any],
-) -> tuple[PackJob, dict[str, list[ShardJob]], Identity]:
     storing(options)  # raises its error before any file is made
     folders = _class_folders(splits, classes, options)
     jobs = plan_jobs(splits, options)
     identity = _identity(splits, classes, options, about)
     _check_outside(destination, splits)
     _report_links(splits)
-    sources = {
-        split: PackSource(
-            selection.index.path,
-            selection.index.fingerprint,
-            options.format == "folder" and _has_own_names(selection),
-        )
-        for split, selection in splits.items()
-    }
-    return PackJob(destination, options, classes, folders, sources), jobs, identity
+    sources = {split: _source(selection, options) for split, selection in splits.items()}
+    work = PackJob(destination, options, classes, folders, sources)
+    with _claimed(destination, part):
+        manifest = finished(destination, identity)
+        if manifest is None:
+            journal = Journal(destination, identity, part)
+            _write(work, splits, _shared(jobs, part), journal, progress=progress)
+        if part is not None:
+            return None
+        if manifest is None:
+            manifest = _manifest(jobs, work, journal.done, identity)
+            if journal.is_resumed:  # a worker of the killed pack may have outlived it briefly
+                remove_stale(destination, _shared(jobs, None), None)
+            write_manifest(destination, manifest)
+        remove_journals(destination)
+    return manifest
+
+
+def _source(selection: Selection, options: PackOptions) -> PackSource:
+    index = selection.index
+    keeps_names = options.format == "folder" and _has_own_names(selection)
+    return PackSource(index.path, index.fingerprint, keeps_names)
 
 
 @contextmanager
@@ -172,26 +147,11 @@ def _write(
         if not journal.is_resumed:  # no shard exists yet
             journal.path.unlink()
         raise
-    if work.options.format == "folder":
-        _make_folders(work.destination, splits, work.folders)
+    for split in splits if work.options.format == "folder" else ():
+        for name in work.folders:  # also of empty classes, so that all keep their numbers
+            (work.destination / split / name).mkdir(parents=True, exist_ok=True)
     before = sum(len(job.ids) for job in jobs if job.name in journal.done)
     write_shards(work, left, journal, lambda count: progress(before + count))
-
-
-def _finish(
-    work: PackJob,
-    jobs: dict[str, list[ShardJob]],
-    done: dict[str, Written],
-    identity: Identity,
-    *,
-    clean: bool,
-) -> Manifest:
-    """Writes the manifest of all shards; `clean` removes what killed processes have left."""
-    manifest = _manifest(jobs, work, done, identity)
-    if clean:  # a worker of the killed pack may have outlived it briefly
-        remove_stale(work.destination, _shared(jobs, None), None)
-    write_manifest(work.destination, manifest)
-    return manifest
 
 
 def _class_folders(
@@ -237,7 +197,7 @@ def _identity(
         "name": options.name,
         "shard_samples": options.shard_samples,
         "shard_bytes": options.shard_bytes,
-        "recode": recode and {type(recode).__name__: dataclasses.asdict(cast(Any, recode))},
+        "recode": recode and {type(recode).__name__: dataclasses.asdict(recode)},
         "samples": {split: len(selection.ids) for split, selection in splits.items()},
     }
     if options.format == "packed":
@@ -284,20 +244,8 @@ def _report_links(splits: dict[str, Selection]) -> None:
     """Print how many files, behind links out of the data, are about to be packed too."""
     for split, selection in splits.items():
         for name, path in (outside := linked_outside(selection.index))[:1]:
-            files = (
-                f"{len(outside):,} of its files are" if len(outside) > 1 else "one of its files is"
-            )
-            text = f"{split}: {files} outside of the data, behind links: {name} is {path}"
-            print_line(text)
-
-
-def _make_folders(
-    destination: Path, splits: dict[str, Selection], folders: tuple[str, ...]
-) -> None:
-    """Makes the folders of all classes, also of empty ones, so that classes keep their numbers."""
-    for split in splits:
-        for name in folders:
-            (destination / split / name).mkdir(parents=True, exist_ok=True)
+            count = f"{len(outside):,} of its files are" if outside[1:] else "one of its files is"
+            print_line(f"{split}: {count} outside of the data, behind links: {name} is {path}")
 
 
 def _has_own_names(selection: Selection) -> bool:

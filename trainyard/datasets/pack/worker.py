@@ -198,7 +198,8 @@ def write_shard(job: ShardJob) -> tuple[Written, Outputs]:
             fsync(path)
         shard = Shard(job.name, len(job.ids), part.stat().st_size, sha256(part))
     except OSError as error:
-        reason = why_unwritable(error, final, _num_bytes(job), part)
+        index, _ = _worker.open(job.split)
+        reason = why_unwritable(error, final, int(index.size[job.ids].sum()), part)
         remove(outputs)
         raise DataError(
             "pack.shard-unwritable",
@@ -211,12 +212,6 @@ def write_shard(job: ShardJob) -> tuple[Written, Outputs]:
         remove(outputs)
         raise
     return Written(shard, seen.image_bytes, seen.odd), outputs
-
-
-def _num_bytes(job: ShardJob) -> int:
-    """Bytes of a shard's images in their source."""
-    index, _ = _worker.open(job.split)
-    return int(index.size[job.ids].sum())
 
 
 def _write(job: ShardJob, outputs: Outputs, seen: _Seen) -> None:

@@ -11,10 +11,10 @@ Masses"). Training can read the tar as it is; shards read faster.
 import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.formats.tar import BufferedTarReader, Member, is_image, members
@@ -114,7 +114,9 @@ def prepare_imagenet_1k(source: Path, preparation: Preparation, *, repair: bool)
     devkit = read_devkit(archives["devkit"])
     train_scan = _train_scan(archives["train"], devkit)
     train = preparation.index(train_scan, [archives["train"]])
-    val_scan = _val_scan(archives["val"], devkit, train.classes)
+    tar = find_place(str(archives["val"]))
+    rows = _val_rows(tar, devkit, train.classes)
+    val_scan = Scan(tar, "tar", train.classes, tar.names, rows)
     val = preparation.index(val_scan, [archives[part] for part in ("val", "devkit", "train")])
     if preparation.checksum:
         _check_counts(train, val)
@@ -138,23 +140,23 @@ def _train_scan(path: Path, devkit: Devkit) -> Scan:
     known = set(devkit.wnid_of.values())
 
     def rows() -> Iterator[FileRows]:
-        for archive in class_archives(resolved):
-            if archive.name not in known:
+        for name, images in class_archives(resolved):
+            if name not in known:
                 raise DataError(
                     "prepare.class-not-in-devkit",
                     "{path}: class {name!r} is none of the devkit's",
                     path=path,
-                    name=archive.name,
+                    name=name,
                 )
-            classes.append(archive.name)
-            yield archive.rows(len(classes) - 1)
+            classes.append(name)
+            yield _rows(resolved, images, [len(classes) - 1] * len(images))
 
     return Scan(resolved, "class-tar", classes, resolved.names, rows())
 
 
-def _val_scan(path: Path, devkit: Devkit, classes: tuple[str, ...]) -> Scan:
-    resolved = find_place(str(path))
-    return Scan(resolved, "tar", classes, resolved.names, _val_rows(resolved, devkit, classes))
+def _rows(resolved: ResolvedLocation, images: Sequence[Member], labels: list[int]) -> FileRows:
+    offsets, sizes = [m.offset for m in images], [m.size for m in images]
+    return FileRows(resolved.names[0], offsets, sizes, labels)
 
 
 def _val_rows(
@@ -178,12 +180,9 @@ def _val_rows(
             if int(match[1]) in by_number:
                 raise DataError("prepare.member-twice", path=resolved.location, name=member.name)
             by_number[int(match[1])] = member
-    images = [by_number[n] for n in sorted(by_number) if devkit.val_wnid(n) in label_of]
-    labels = [
-        label_of[devkit.val_wnid(n)] for n in sorted(by_number) if devkit.val_wnid(n) in label_of
-    ]
-    offsets, sizes = [m.offset for m in images], [m.size for m in images]
-    yield FileRows(resolved.names[0], offsets, sizes, labels)
+    numbers = [n for n in sorted(by_number) if devkit.val_wnid(n) in label_of]
+    labels = [label_of[devkit.val_wnid(n)] for n in numbers]
+    yield _rows(resolved, [by_number[n] for n in numbers], labels)
 
 
 def _check_counts(train: Index, val: Index) -> None:
@@ -199,53 +198,36 @@ def _check_counts(train: Index, val: Index) -> None:
             )
 
 
-class ClassImages(NamedTuple):
-    """The images of a class in the order of their names."""
+def class_archives(resolved: ResolvedLocation) -> Iterator[tuple[str, list[Member]]]:
+    """The classes in stored order, and the images of each in the order of their names.
 
-    name: str
-    file: str  # the file that holds them, relative to the place's root
-    images: list[Member]
-
-    def rows(self, label: int) -> FileRows:
-        offsets, sizes = [m.offset for m in self.images], [m.size for m in self.images]
-        return FileRows(self.file, offsets, sizes, [label] * len(self.images))
-
-
-def class_archives(resolved: ResolvedLocation) -> Iterator[ClassImages]:
-    """The classes in stored order. DataError for one that occurs twice, or any other member."""
+    DataError for a class that occurs twice, or any other member.
+    """
     seen = set()
     [file] = resolved.names
     with BufferedTarReader(open_source(resolved.path(file))) as tar:
+        wrong = partial(DataError, path=tar.name)
         for member in members(tar):
             if not member.name.endswith(".tar"):
-                raise DataError(
+                raise wrong(
                     "prepare.not-a-class-tar",
                     "{path}: {name} is no tar of a class",
-                    path=resolved.path(file),
                     name=member.name,
                 )
             name = os.path.basename(member.name).removesuffix(".tar")
             if not name.strip("."):  # it becomes a folder's name
-                raise DataError(
-                    "prepare.not-a-class-name",
-                    "{path}: {name!r} is no name of a class",
-                    path=resolved.path(file),
-                    name=name,
+                raise wrong(
+                    "prepare.not-a-class-name", "{path}: {name!r} is no name of a class", name=name
                 )
             if name in seen:
-                raise DataError("prepare.member-twice", path=resolved.path(file), name=name)
+                raise wrong("prepare.member-twice", name=name)
             seen.add(name)
             images = [*members(tar, member.offset, member.offset + member.size)]
             if others := [image.name for image in images if not is_image(image.name)]:
                 other = f"{member.name}: {others[0]}"
-                raise DataError(
-                    "prepare.not-an-image",
-                    "{path}: {name} is no image",
-                    path=resolved.path(file),
-                    name=other,
-                )
+                raise wrong("prepare.not-an-image", "{path}: {name} is no image", name=other)
             images.sort(key=lambda image: os.path.basename(image.name))
-            yield ClassImages(name, file, images)
+            yield name, images
 
 
 PUBLISHED = {

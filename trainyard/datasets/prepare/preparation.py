@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainyard.data.arrays import Bytes
 from trainyard.data.decode.packed_record import record_of_pixels
 from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.index.build import Progress, index_scan
@@ -154,6 +154,7 @@ class Preparation:
                 splits, classes, self.destination, options, about=about, progress=progress
             )
         shutil.rmtree(self.folder)
+        assert manifest is not None
         return manifest
 
 
@@ -248,8 +249,8 @@ def check_md5(
 class LabelledPixels(NamedTuple):
     """The images of a split and their labels."""
 
-    pixels: NDArray[np.uint8]  # (N, H, W, 3) or (N, H, W)
-    labels: NDArray[np.uint8]  # (N,)
+    pixels: Bytes  # (N, H, W, 3) or (N, H, W)
+    labels: Bytes  # (N,)
     classes: list[str]
 
 

@@ -13,7 +13,7 @@ import ssl
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import cache
+from functools import cache, partial
 from urllib.parse import SplitResult, quote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -94,6 +94,7 @@ class Resource:
 
     def _refusal(self, response: aiohttp.ClientResponse) -> Exception:
         status = f"{response.status} {response.reason or ''}".rstrip()
+        refused = partial(Refused, url=self.name, status=status)
         answer = f"{self.name}: the server answers {status}"
         match response.status:
             case 401 | 403 if response.headers.get("X-Error-Code") == "GatedRepo":
@@ -106,27 +107,21 @@ class Resource:
                     "is not there"
                 )
             case 401 if (self._authorization or "").startswith("Bearer"):
-                return Refused(
+                return refused(
                     "storage.token-refused",
                     "{url}: the server answers {status}: the token is wrong, expired or not for "
                     "this file",
-                    url=self.name,
-                    status=status,
                 )
             case 401 if self._authorization:
-                return Refused(
+                return refused(
                     "storage.login-refused",
                     "{url}: the server answers {status}: the user name or the password is wrong",
-                    url=self.name,
-                    status=status,
                 )
             case 401:
-                return Refused(
+                return refused(
                     "storage.no-login",
                     "{url}: the server answers {status}: it wants a user name and a password; put "
                     "them into ~/.netrc; a token goes into HF_TOKEN or TRAINYARD_TOKENS",
-                    url=self.name,
-                    status=status,
                 )
             case 408 | 425 | 429 | 500 | 502 | 503 | 504:
                 pause = response.headers.get("Retry-After", "")
@@ -134,9 +129,7 @@ class Resource:
                 return Transient(f"the server answers {status}", pause_s)
             case 416:
                 return DataError("storage.changed-while-read", url=self.name)
-        return Refused(
-            "storage.refused", "{url}: the server answers {status}", url=self.name, status=status
-        )
+        return refused("storage.refused", "{url}: the server answers {status}")
 
 
 def transfer_timeout(size: int) -> asyncio.Timeout:
