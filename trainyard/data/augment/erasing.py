@@ -5,17 +5,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from trainyard.data.arrays import Ints
 from trainyard.data.batch import Batch, Keys
-from trainyard.data.rng import ERASING, between, fold_in, uniforms
+from trainyard.data.rng import ERASING, UInt64s, between, fold_in, uniforms
 
 _ATTEMPTS = 10  # this and the limits as in timm
 _AREA = (0.02, 1 / 3)  # share of the image
 _LOG_ASPECT = (math.log(0.3), math.log(1 / 0.3))  # logarithm of height over width
-
-Ints = NDArray[np.int64]
 
 
 class _Boxes(NamedTuple):
@@ -44,7 +42,7 @@ class RandomErasing:
             self._fill(batch.images_BCHW, boxes, self._keys(keys, 1)[boxes.rows].view(np.int64))
         return batch
 
-    def _keys(self, keys: Keys, use: int) -> NDArray[np.uint64]:
+    def _keys(self, keys: Keys, use: int) -> UInt64s:
         stream = np.full_like(keys.ids, ERASING)
         return fold_in(self._seed, stream, keys.visits, keys.ids, np.full_like(keys.ids, use))
 

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,12 +23,8 @@ _PLAIN = (
     "Color", "Contrast", "Brightness", "Sharpness",
     "ShearX", "ShearY", "TranslateXRel", "TranslateYRel",
 )  # fmt: skip
-_INCREASING = tuple(
-    f"{name}Increasing"
-    if name in {"Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness"}
-    else name
-    for name in _PLAIN
-)
+_RISING = {"Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness"}
+_INCREASING = tuple(f"{name}Increasing" if name in _RISING else name for name in _PLAIN)
 _THREE = ("SolarizeIncreasing", "Desaturate", "GaussianBlur")
 _WEIGHTED: dict[str, dict[str, float]] = {
     "weights": {
@@ -180,56 +176,47 @@ def _levels(policy: Policy, magnitudes: Floats, noise: Floats, angle: Floats) ->
 # --- from a level, usually at most 10, to an operation's argument, as in timm ---
 
 
-def _none(level: Floats, negative: Bools, detail: Floats) -> Floats:
+Argument = Callable[[Floats, Bools, Floats], Floats]
+"""Given the levels, whether they are negative, and one more number, from 0 to 1."""
+
+
+def _none(level: Floats, *_: object) -> Floats:
     return np.zeros_like(level)
 
 
-def _signed(top: float) -> Callable[[Floats, Bools, Floats], Floats]:
-    def argument(level: Floats, negative: Bools, detail: Floats) -> Floats:
-        size = (level / LEVELS) * top
-        return np.where(negative, -size, size)
-
-    return argument
+def _signed(top: float) -> Argument:
+    return lambda level, negative, _: np.where(negative, -1.0, 1.0) * ((level / LEVELS) * top)
 
 
-def _factor(level: Floats, negative: Bools, detail: Floats) -> Floats:
+def _factor(level: Floats, *_: object) -> Floats:
     return (level / LEVELS) * 1.8 + 0.1
 
 
-def _increasing_factor(level: Floats, negative: Bools, detail: Floats) -> Floats:
-    return np.maximum(0.1, 1.0 + _signed(0.9)(level, negative, detail))
+def _increasing_factor(*drawn: Any) -> Floats:
+    return np.maximum(0.1, 1.0 + _signed(0.9)(*drawn))
 
 
-def _floored(top: int, limit: float = np.inf) -> Callable[[Floats, Bools, Floats], Floats]:
-    def argument(level: Floats, negative: Bools, detail: Floats) -> Floats:
-        return np.minimum(limit, np.floor((level / LEVELS) * top))
-
-    return argument
+def _floored(top: int, limit: float = np.inf) -> Argument:
+    return lambda level, *_: np.minimum(limit, np.floor((level / LEVELS) * top))
 
 
-def _floored_below(start: int, top: int, limit: float) -> Callable[[Floats, Bools, Floats], Floats]:
-    def argument(level: Floats, negative: Bools, detail: Floats) -> Floats:
-        return start - _floored(top, limit)(level, negative, detail)
-
-    return argument
+def _floored_below(start: int, top: int, limit: float) -> Argument:
+    return lambda *drawn: start - _floored(top, limit)(*drawn)
 
 
-def _between(low: float, high: float) -> Callable[[Floats, Bools, Floats], Floats]:
-    def argument(level: Floats, negative: Bools, detail: Floats) -> Floats:
-        return np.clip(low + (high - low) * (level / LEVELS), low, high)
-
-    return argument
+def _between(low: float, high: float) -> Argument:
+    return lambda level, *_: np.clip(low + (high - low) * (level / LEVELS), low, high)
 
 
-def _colour_share(level: Floats, negative: Bools, detail: Floats) -> Floats:
-    return np.clip(1.0 - _between(0.5, 1.0)(level, negative, detail), 0.0, 1.0)
+def _colour_share(*drawn: Any) -> Floats:
+    return np.clip(1.0 - _between(0.5, 1.0)(*drawn), 0.0, 1.0)
 
 
 def _random_radius(level: Floats, negative: Bools, detail: Floats) -> Floats:
     return 0.1 + (2.0 * _between(0.0, 1.0)(level, negative, detail) - 0.1) * detail
 
 
-ARGUMENTS: dict[str, Callable[[Floats, Bools, Floats], Floats]] = {
+ARGUMENTS: dict[str, Argument] = {
     "AutoContrast": _none,
     "Equalize": _none,
     "Invert": _none,

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -82,18 +82,13 @@ class Pixels:
 
 
 class HostBatches(Protocol):
-    """The part of a loader that a feed uses."""
+    """The part of a loader that a feed uses.
+
+    A feed may take batches ahead of one with `is_ready`, which tells if that needs no waiting.
+    """
 
     def __iter__(self) -> Iterator[HostBatch]: ...
     def close(self) -> None: ...
-
-
-@runtime_checkable
-class PollableLoader(Protocol):
-    """A loader whose batches a feed may take before the trainer asks for them."""
-
-    def is_ready(self) -> bool:
-        """True if the next batch can be taken without waiting."""
 
 
 class Feed(Closing):
@@ -141,7 +136,7 @@ class Feed(Closing):
             yield following
 
     def _is_ready(self) -> bool:
-        return isinstance(self._loader, PollableLoader) and self._loader.is_ready()
+        return bool(getattr(self._loader, "is_ready", lambda: False)())
 
     def _send(self, hosts: Iterator[HostBatch]) -> PixelBatch[Tensor] | Exception:
         """Starts copying the next batch; returns exceptions, StopIteration too, for later."""

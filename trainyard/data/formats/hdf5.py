@@ -8,7 +8,6 @@
 Images are read by their offset in the file; h5py is needed for the scan only.
 """
 
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainyard.data.formats.format import Format, Shards
 from trainyard.data.formats.hdf5_layout import (
@@ -41,6 +39,7 @@ from trainyard.data.formats.scan import (
     FileScan,
     Scan,
     all_rows,
+    as_array,
     num_threads,
     reading_pool,
     scan_of_files,
@@ -219,8 +218,8 @@ def _file_rows(
         targets = read_targets(file, classes, source.name)
         for split, images, labels in _parts(splits):
             offsets, sizes = find_elements(file[IMAGES], images, source, pool)
-            own = _array("i", targets[labels].astype("<i4"))
-            yield FileRows(name, _array("q", offsets), _array("q", sizes), own, split)
+            own = as_array("i", targets[labels])
+            yield FileRows(name, as_array("q", offsets), as_array("q", sizes), own, split)
 
 
 def _parts(splits: list[SplitRows]) -> Iterator[tuple[str, Rows, Rows]]:
@@ -230,10 +229,6 @@ def _parts(splits: list[SplitRows]) -> Iterator[tuple[str, Rows, Rows]]:
             for start in range(0, len(images), _SCAN_ROWS):
                 part = slice(start, start + _SCAN_ROWS)
                 yield name, images[part], labels[part]
-
-
-def _array(kind: str, values: NDArray[Any]) -> "array[int]":
-    return array(kind, values.tobytes())
 
 
 def _shard_name(name: str, split: str, count: int) -> tuple[str, int, str]:

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -29,6 +29,7 @@ from trainyard.data.formats.scan import (
     EncodedSample,
     FileRows,
     Scan,
+    as_array,
     in_threads,
     num_threads,
     scan_of_files,
@@ -107,12 +108,9 @@ def write(path: Path, samples: Iterable[EncodedSample], classes: Sequence[str] |
         columns = zip((offsets, sizes, labels, crcs), ("<i8", "<i8", "<i4", "<u4"), strict=True)
         table = b"".join(np.array(column, dtype).tobytes() for column, dtype in columns)
         file.write(table + names)
-        file.write(_footer(len(labels), len(names), at, crc32c(table + names)))
-
-
-def _footer(count: int, names: int, table: int, checksum: int) -> bytes:
-    footer = _FOOTER.pack(_END_MAGIC, _VERSION, checksum, count, names, table, 0)
-    return footer[:-4] + struct.pack("<I", crc32c(footer[:-4]))
+        fields = crc32c(table + names), len(labels), len(names), at
+        footer = _FOOTER.pack(_END_MAGIC, _VERSION, *fields, 0)[:-4]
+        file.write(footer + struct.pack("<I", crc32c(footer)))
 
 
 # --- reading ---
@@ -125,12 +123,8 @@ def _read_shard(
         table = read_table(source)
     if table.classes != classes:
         raise DataError("data.files-differ-in-classes", path=source.name, first=first)
-    return FileRows(
-        name,
-        _array("q", table.offset, "<i8"),
-        _array("q", table.size, "<i8"),
-        _array("i", table.label, "<i4"),
-    )
+    offsets, sizes = as_array("q", table.offset), as_array("q", table.size)
+    return FileRows(name, offsets, sizes, as_array("i", table.label))
 
 
 def read_table(source: Source) -> Table:
@@ -209,10 +203,6 @@ def _damaged(source: Source, why: str) -> DataError:
         path=source.name,
         reason=why,
     )
-
-
-def _array(kind: str, values: NDArray[Any], dtype: str) -> "array[int]":
-    return array(kind, np.ascontiguousarray(values, dtype).tobytes())
 
 
 FORMAT = Format(

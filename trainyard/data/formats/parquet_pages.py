@@ -9,13 +9,13 @@ row without one.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data.formats.example import BufferedReader
-from trainyard.data.storage.snappy import SnappySpan, SnappyStream, unpacked
+from trainyard.data.storage.snappy import SnappySpan, SnappyStream, unpacked, varint
 
 Struct = dict[int, Any]
 """The fields by their numbers; a struct in it is another. Lists and maps are not supported."""
@@ -42,20 +42,6 @@ def read_struct(content: bytes, at: int = 0, depth: int = 0) -> tuple[Struct, in
     except IndexError:
         raise ValueError("a header that is cut short") from None
     return fields, at + 1
-
-
-def varint(content: bytes, at: int) -> tuple[int, int]:
-    """An unsigned number, and the byte after it. IndexError if it is cut short."""
-    value = shift = 0
-    while True:
-        byte = content[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return value, at
-        if shift > 63:
-            raise ValueError("a damaged number")
 
 
 def _integer(content: bytes, at: int) -> tuple[int, int]:
@@ -183,15 +169,6 @@ def _count(page: _Page) -> int:
 # --- the data of a page, decompressed ---
 
 
-class _Body(Protocol):
-    size: int
-
-    def read(self, at: int, size: int) -> bytes: ...
-
-    def span(self, at: int, size: int) -> SnappySpan:
-        """The place of these bytes in the file."""
-
-
 class _Stored:
     def __init__(self, file: BufferedReader, begin: int, end: int) -> None:
         self._file, self._begin, self.size = file, begin, end - begin
@@ -200,6 +177,7 @@ class _Stored:
         return self._file.read(self._begin + at, size)
 
     def span(self, at: int, size: int) -> SnappySpan:
+        """The place of these bytes in the file."""
         return SnappySpan(self._begin + at, size, 0, 0)
 
 
@@ -222,6 +200,9 @@ class _Compressed:
         if unpacked(stored, found.start, found.length) != self._content[at : at + size]:
             raise ValueError("its Snappy data is damaged")
         return found._replace(offset=self._begin + found.offset)
+
+
+_Body = _Stored | _Compressed
 
 
 def _body(chunk: _Chunk, page: _Page, skip: int) -> _Body:
@@ -300,23 +281,20 @@ def _hybrid(content: bytes, width: int, count: int) -> NDArray[np.int64]:
     numbers, filled, at = np.zeros(count, np.int64), 0, 0
     if width > 32:
         raise ValueError("a damaged page")
-    try:
-        while filled < count and width:
-            head, at = varint(content, at)
-            size = -(-width // 8) if not head & 1 else (head >> 1) * width
-            part = content[at : at + size]
-            at += size
-            if head & 1:
-                bits = np.unpackbits(np.frombuffer(part, np.uint8), bitorder="little")
-                whole = bits[: len(bits) // width * width].astype(np.int64)
-                run = whole.reshape(-1, width) @ (1 << np.arange(width))
-            else:
-                run = np.full(min(head >> 1, count - filled), int.from_bytes(part, "little"))
-            run = run[: count - filled]
-            if not len(run):
-                raise ValueError("a damaged page")
-            numbers[filled : filled + len(run)] = run
-            filled += len(run)
-    except IndexError:
-        raise ValueError("a page is cut short") from None
+    while filled < count and width:
+        head, at = varint(content, at)
+        size = -(-width // 8) if not head & 1 else (head >> 1) * width
+        part = content[at : at + size]
+        at += size
+        if head & 1:
+            bits = np.unpackbits(np.frombuffer(part, np.uint8), bitorder="little")
+            whole = bits[: len(bits) // width * width].astype(np.int64)
+            run = whole.reshape(-1, width) @ (1 << np.arange(width))
+        else:
+            run = np.full(min(head >> 1, count - filled), int.from_bytes(part, "little"))
+        run = run[: count - filled]
+        if not len(run):
+            raise ValueError("a damaged page")
+        numbers[filled : filled + len(run)] = run
+        filled += len(run)
     return numbers

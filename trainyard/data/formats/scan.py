@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainyard.data.formats.left_out import BESIDE, HIDDEN, PLUGINS, LeftOut, ending
 from trainyard.data.storage.location import ResolvedLocation
@@ -65,6 +66,11 @@ def several(hashes: "array[int]") -> set[int]:
     """The numbers that occur more than once."""
     values, counts = np.unique(hashes, return_counts=True)
     return {*values[counts > 1].tolist()}
+
+
+def as_array(kind: str, values: NDArray[Any]) -> "array[int]":
+    """Numbers as an array of Python's, which an index copies at once."""
+    return array(kind, values.astype(kind).tobytes())
 
 
 class FileRows(NamedTuple):

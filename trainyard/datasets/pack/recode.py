@@ -2,7 +2,6 @@
 
 import io
 from dataclasses import dataclass
-from typing import Protocol
 
 from PIL import Image
 
@@ -37,13 +36,6 @@ _SUFFIXES = {kind: endings[0] for kind, endings in IMAGE_FORMATS.items()} | {
 }
 
 
-class Recode(Protocol):
-    """A picklable frozen dataclass; its fields are stored in the manifest."""
-
-    def __call__(self, image: bytes) -> bytes:
-        """The new file. BadImageError (trainyard.data.decode.decode) if the old one is damaged."""
-
-
 @dataclass(frozen=True)
 class ShortSide:
     """Scales the short side to `pixels`, antialiased; smaller images are not changed."""
@@ -56,6 +48,7 @@ class ShortSide:
         _check(self.pixels, self.quality)
 
     def __call__(self, image: bytes) -> bytes:
+        """The new file. BadImageError (trainyard.data.decode.decode) if the old one is damaged."""
         source = reference_image(image)
         scaled = self.scaled(source)
         return image if scaled is source else _jpeg(scaled, self.quality, of=image)
@@ -84,6 +77,10 @@ class Repair:
         if is_plain_jpeg(image):
             return image
         return _jpeg(reference_image(image), self.quality, subsampling="4:4:4", of=image)
+
+
+Recode = ShortSide | Repair
+"""Frozen dataclasses; their fields are stored in the manifest."""
 
 
 def suffix_of(image: bytes) -> str:

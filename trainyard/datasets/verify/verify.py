@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainyard.data.arrays import Ints
+from trainyard.data.arrays import Bools
 from trainyard.data.decode import lost
 from trainyard.data.index.label_space import match_classes
 from trainyard.data.index.layout import doubt_about
@@ -72,12 +72,13 @@ def verify(
             checks += [*of_files, *check_contents(part, index, workers, counters)]
             if index is None:
                 continue
-            parts_of_split = [VerifiedSplit(part.split, index)]
-            if division:
-                parts_of_split = _divided(index, division, Path(folder))
-            splits += parts_of_split
-            checks += [check for split in parts_of_split for check in _check_rows(split)]
-            checks += [check for split in parts_of_split for check in _check_lost(split)]
+            sides = [] if division else [VerifiedSplit(part.split, index)]
+            for side in division:
+                path = Path(folder) / f"{side.split}-part"
+                sides.append(VerifiedSplit(side.split, save_part(index, side, path)))
+            splits += sides
+            checks += [check for side in sides for check in _check_rows(side)]
+            checks += [check for side in sides for check in _check_lost(side)]
         checks += _check_classes([split for split in splits if split.has_labels])
         checks += _check_overlap(splits) if not division else []
         if deep and splits:
@@ -87,13 +88,6 @@ def verify(
                 checks += _check_images(split, seen)
             checks += _check_duplicates(splits, hashes)
     return checks
-
-
-def _divided(index: Index, division: tuple[Side, ...], folder: Path) -> list[VerifiedSplit]:
-    return [
-        VerifiedSplit(side.split, save_part(index, side, folder / f"{side.split}-part"))
-        for side in division
-    ]
 
 
 def _check_layout(locations: Mapping[str, str]) -> Iterator[Check]:
@@ -238,40 +232,27 @@ def _check_duplicates(splits: Sequence[VerifiedSplit], hashes: Hashes) -> Iterat
     rows, firsts = same_bytes(hashes)
     of_row = np.searchsorted(starts, rows, side="right") - 1
     of_first = np.searchsorted(starts, firsts, side="right") - 1
-    pairs = _Pairs(splits, starts, rows, firsts)
-    for number, split in enumerate(splits):
-        same = np.flatnonzero((of_row == number) & (of_first == number) & (rows != firsts))
-        yield pairs.check(split.name, "duplicates", same)
-    for number, split in enumerate(splits[1:], 1):
-        across = np.flatnonzero((of_row == number) & (of_first < number))
-        yield pairs.check(f"{splits[0].name}, {split.name}", "leakage", across)
 
-
-@dataclass(frozen=True)
-class _Pairs:
-    """Rows of the hashes, each with the first row of equal content."""
-
-    splits: Sequence[VerifiedSplit]
-    starts: Ints
-    rows: Ints
-    firsts: Ints
-
-    def check(self, data: str, name: str, which: Ints) -> Check:
-        findings = (self._finding(pair) for pair in which.tolist())
-        otherwise: Result = "problem" if name == "leakage" else "note"
-        return checked(data, name, "by content", findings, count=len(which), otherwise=otherwise)
-
-    def _finding(self, pair: int) -> Finding:
-        split, sample = self._locate(int(self.rows[pair]))
-        other, original = self._locate(int(self.firsts[pair]))
+    def finding(pair: int) -> Finding:
+        split: VerifiedSplit = splits[of_row[pair]]
+        other = splits[of_first[pair]]
+        sample = int(rows[pair] - starts[of_row[pair]])
+        original = int(firsts[pair] - starts[of_first[pair]])
         file, offset, _ = other.index.locate(original)
         span = f"{file}, byte {offset}" if offset else file
         ours, theirs = split.index.class_names(sample), other.index.class_names(original)
         names = f"{', '.join(map(repr, ours))} instead of {', '.join(map(repr, theirs))}"
         classes = f", but of class {names}" if ours != theirs else ""
-        what = f"the same bytes as {span}{classes}"
-        return split.finding(sample, "verify.same-bytes", what)
+        return split.finding(sample, "verify.same-bytes", f"the same bytes as {span}{classes}")
 
-    def _locate(self, row: int) -> tuple[VerifiedSplit, int]:
-        number = int(np.searchsorted(self.starts, row, side="right")) - 1
-        return self.splits[number], row - int(self.starts[number])
+    def check(data: str, name: str, is_such: Bools, otherwise: Result) -> Check:
+        which = np.flatnonzero(is_such)
+        findings = map(finding, which.tolist())
+        return checked(data, name, "by content", findings, count=len(which), otherwise=otherwise)
+
+    for number, split in enumerate(splits):
+        is_same = (of_row == number) & (of_first == number) & (rows != firsts)
+        yield check(split.name, "duplicates", is_same, "note")
+    for number, split in enumerate(splits[1:], 1):
+        is_across = (of_row == number) & (of_first < number)
+        yield check(f"{splits[0].name}, {split.name}", "leakage", is_across, "problem")
