@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,12 +68,7 @@ class Journal:
         """The complete shards of all parts, by name."""
         self.is_resumed = False
         for path in _paths(destination):
-            for number, line in enumerate(_whole_lines(path)):
-                if number:
-                    self._count(destination, path, line)
-                else:
-                    _check_same(destination, "an unfinished pack", line, identity)
-                    self.is_resumed = True
+            self._read(destination, path, identity)
         if not self.is_resumed and not is_empty:
             check_empty(destination)
         if not self.path.stat().st_size:
@@ -83,14 +78,25 @@ class Journal:
         self._lines.append(asdict(written))
         self.done[written.shard.name] = written
 
-    def _count(self, destination: Path, path: Path, line: dict[str, Any]) -> None:
+    def _read(self, destination: Path, path: Path, identity: Identity) -> None:
+        """Counts the shards in a journal. DataError if it is damaged, or that of another pack."""
+        with open(path, encoding="utf-8", errors="replace", opener=open_own) as file:
+            # Another process may be writing the last line.
+            lines = [line for line in file if line.endswith("\n")]
         try:
-            odd = [(kind, name) for kind, name in line["odd"]]
-            written = Written(Shard(**line["shard"]), int(line["image_bytes"]), odd)
-            if _is_whole(destination, written.shard):
-                self.done[written.shard.name] = written
+            entries = [*map(json.loads, lines)]
+            if entries:
+                _check_same(destination, "an unfinished pack", entries[0], identity)
+                self.is_resumed = True
+            for entry in entries[1:]:
+                odd = [(kind, name) for kind, name in entry["odd"]]
+                written = Written(Shard(**entry["shard"]), int(entry["image_bytes"]), odd)
+                if _is_whole(destination, written.shard):
+                    self.done[written.shard.name] = written
         except _DAMAGE:
-            raise _damaged(path) from None
+            raise DataError(
+                "pack.journal-damaged", "{path}: damaged: remove it", path=path
+            ) from None
 
 
 def is_begun(destination: Path) -> bool:
@@ -159,7 +165,18 @@ def _lock(path: Path, kind: int, part: Part | None = None) -> Iterator[None]:
             fcntl.flock(lock, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
-            raise _in_use(path.parent, part) from None
+            if part is None:
+                raise DataError(
+                    "pack.in-use",
+                    "{path}: another process is packing into it: wait for it",
+                    path=path.parent,
+                ) from None
+            raise DataError(
+                "pack.part-in-use",
+                "{path}: another process is packing into it, part {part}: wait for it",
+                path=path.parent,
+                part=part,
+            ) from None
         except OSError:  # a file system without locks
             break
         if is_at(path, lock):
@@ -169,31 +186,10 @@ def _lock(path: Path, kind: int, part: Part | None = None) -> Iterator[None]:
         yield
     finally:
         if not os.fstat(lock).st_size and is_at(path, lock):  # no work was begun
-            _remove_unless_shared(path, lock)
+            with suppress(OSError):  # another part holds it; the last one removes it
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
         os.close(lock)
-
-
-def _in_use(destination: Path, part: Part | None) -> DataError:
-    if part is None:
-        return DataError(
-            "pack.in-use",
-            "{path}: another process is packing into it: wait for it",
-            path=destination,
-        )
-    return DataError(
-        "pack.part-in-use",
-        "{path}: another process is packing into it, part {part}: wait for it",
-        path=destination,
-        part=part,
-    )
-
-
-def _remove_unless_shared(path: Path, lock: int) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # another part holds it; the last one removes it
-        return
-    path.unlink()
 
 
 def _path(destination: Path, part: Part | None) -> Path:
@@ -225,28 +221,6 @@ def _check_same(destination: Path, what: str, known: dict[str, Any], identity: I
         what=what,
         changes="; ".join(changed) or "a source that has changed since",
     )
-
-
-def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a journal: another process may be writing the last one.
-
-    DataError if it is damaged.
-    """
-    with open(path, encoding="utf-8", errors="replace", opener=open_own) as file:
-        for line in file:
-            if not line.endswith("\n"):
-                return
-            try:
-                entry: Any = json.loads(line)
-            except (ValueError, RecursionError):
-                entry = None
-            if not isinstance(entry, dict):
-                raise _damaged(path)
-            yield entry
-
-
-def _damaged(path: Path) -> DataError:
-    return DataError("pack.journal-damaged", "{path}: damaged: remove it", path=path)
 
 
 def _is_whole(destination: Path, shard: Shard) -> bool:

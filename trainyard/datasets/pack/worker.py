@@ -53,28 +53,20 @@ class SampleEncoder:
         """True if image files are not changed."""
         return self.recode is None and not self.packs
 
-    def file_of(self, content: bytes) -> bytes:
-        """The image file of a source's content. BadImageError for a damaged record."""
-        try:
-            return image_file(content)
-        except ValueError as error:
-            raise BadImageError(str(error)) from None
-
     def __call__(self, content: bytes) -> bytes:
         """The bytes to store. BadImageError if decoding is necessary and fails."""
-        if self.recode is None and self._is_as_wished(content):
+        is_of_kind = not self.packs or (is_record(content) and has_pixels(content) == self.pixels)
+        if self.recode is None and is_of_kind and is_record(content) == self.packs:
             return content
-        image = self.file_of(content)
+        try:
+            image = image_file(content)
+        except ValueError as error:  # a damaged record
+            raise BadImageError(str(error)) from None
         if self.pixels:
             return _of_pixels(image, self.recode)
         if self.recode is not None:
             image = self.recode(image)
         return _of_coefficients(image) if self.packs else image
-
-    def _is_as_wished(self, content: bytes) -> bool:
-        if not is_record(content):
-            return not self.packs
-        return self.packs and has_pixels(content) == self.pixels
 
 
 def storing(options: PackOptions) -> SampleEncoder:
