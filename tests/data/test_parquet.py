@@ -340,7 +340,7 @@ def test_images_of_one_block_of_snappy_are_divided(tmp_path: Path) -> None:
     path = tmp_path / "train.parquet"
     write(path, contents([100 + number for number in range(60)]), labels=[0, 1] * 30)
     index = open_index(str(path))
-    assert len({*index.offset.tolist()}) < len({*index.places.tolist()}) == len(index) == 60
+    assert len({*index.offset.tolist()}) < len({*index.keys_in_file.tolist()}) == len(index) == 60
     train, val = (open_part(index, side) for side in both_sides(0.2, seed=0))
     check_apart(train, val)
     assert sorted(stored(train) + stored(val)) == sorted(stored(index))

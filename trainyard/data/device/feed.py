@@ -54,15 +54,12 @@ class Normalise:
         images_BHWC, pixels_BHWC = (x.permute(0, 2, 3, 1) for x in (images_BCHW, pixels_BCHW))
         if images_BHWC.is_contiguous() and pixels_BHWC.is_contiguous():
             # On whole rows of pixels: a last dimension of few channels is slow.
-            shift, scale = (x.repeat(1, 1, 1, images_BCHW.shape[3]) for x in self._per_channel)
+            channels = (x.view(1, 1, 1, -1) for x in (self._shift, self._scale))
+            shift, scale = (x.repeat(1, 1, 1, images_BCHW.shape[3]) for x in channels)
             rows = images_BHWC.flatten(2).copy_(pixels_BHWC.flatten(2))
             rows.sub_(shift.view(-1)).mul_(scale.view(-1))
             return images_BCHW
         return images_BCHW.copy_(pixels_BCHW).sub_(self._shift).mul_(self._scale)
-
-    @property
-    def _per_channel(self) -> tuple[Tensor, Tensor]:
-        return self._shift.view(1, 1, 1, -1), self._scale.view(1, 1, 1, -1)
 
     def _empty(self, pixels_BCHW: Tensor, dtype: torch.dtype) -> Tensor:
         device = pixels_BCHW.device

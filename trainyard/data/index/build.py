@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainyard.data import formats
 from trainyard.data.formats.left_out import LeftOut
@@ -255,10 +254,6 @@ class _Table:
     def numbers(self) -> list[str]:
         return [str(number) for number in range(self.highest + 1)]
 
-    def relabel(self, numbers: NDArray[np.int32]) -> None:
-        labels = np.frombuffer(self.label, "<i4")
-        labels[:] = numbers[labels]
-
     def columns(self) -> Columns:
         names = vars(self).keys() & DTYPES.keys()
         if not any(self.snappy_length):
@@ -301,50 +296,58 @@ def _name_classes(
 
     Relabels the tables to number the classes in sorted order.
     """
-    where = scan.place.location
-    manifest = manifest_of(scan.place.root, scan.place.names, warns=True)
-    known = plain_names((manifest and manifest.classes) or (), where)
-    names = plain_names(scan.classes or (), where)
-    highest = max([0, *(table.highest for table in tables.values())])
-    labels = [*range(len(names) or highest + 1)]
-    numbers = [*map(int, names)] if _is_numbered(scan) and names else labels
-    named = dict[int, str]()
-    if not known and (named := _names_inside(scan, tables)):
-        labels = numbers = sorted(named)
-    elif not known and _is_numbered(scan):
-        named = names_beside(scan.place.root, numbers)
-    names = plain_names([named[number] for number in numbers], where) if named else names
+    place = scan.place
+    manifest = manifest_of(place.root, place.names, warns=True)
+    known = plain_names((manifest and manifest.classes) or (), place.location)
+    labels, names, stored = _names_of_labels(scan, tables, is_described=bool(known))
     # Records of TFRecord name their classes; without any record only the manifest does.
     if not names or (known and known[: len(names)] == names):
         if manifest and known:
             _check_described(scan, manifest, tables, watched)
-        if known and highest >= len(known):
-            raise DataError(
-                "manifest.label-beyond-classes",
-                "{location}: holds label {label}, but the manifest beside it names {num_classes} "
-                "classes only",
-                location=where,
-                label=highest,
-                num_classes=len(known),
-            )
         return known or None, []
-    stored = [number for _, number in sorted(zip(names, numbers, strict=True))] if named else []
     return _relabelled(tables, labels, names), stored
 
 
+def _names_of_labels(
+    scan: Scan, tables: dict[str, _Table], *, is_described: bool
+) -> tuple[list[int], list[str], list[int]]:
+    """The labels in the tables, the name of each, and the numbers that names beside them replace.
+
+    `is_described`: names beside the labels or the data do not count, as a manifest has the names.
+    """
+    where = scan.place.location
+    names = plain_names(scan.classes or (), where)
+    labels = [*range(len(names) or _highest(tables) + 1)]
+    numbers = [*map(int, names)] if _is_numbered(scan) and names else labels
+    named = dict[int, str]()
+    if not is_described and (named := _names_inside(scan)):
+        labels = numbers = sorted(named)
+    elif not is_described and _is_numbered(scan):
+        named = names_beside(scan.place.root, numbers)
+    if not named:
+        return labels, names, []
+    names = plain_names([named[number] for number in numbers], where)
+    return labels, names, [number for _, number in sorted(zip(names, numbers, strict=True))]
+
+
+def _highest(tables: dict[str, _Table]) -> int:
+    return max([0, *(table.highest for table in tables.values())])
+
+
 def _relabelled(tables: dict[str, _Table], labels: list[int], names: list[str]) -> list[str]:
-    """The sorted `names` of labels, whose places there take the labels' place in the tables."""
+    """The sorted `names` of labels, by whose numbers there the tables have them afterwards."""
     classes = sorted(names)
-    place_of = {name: number for number, name in enumerate(classes)}
-    places = np.zeros(labels[-1] + 1, "<i4")
-    places[labels] = [place_of[name] for name in names]
-    if classes != names or len(places) > len(names):
+    number_of = {name: number for number, name in enumerate(classes)}
+    numbers = np.zeros(labels[-1] + 1, "<i4")
+    numbers[labels] = [number_of[name] for name in names]
+    if classes != names or len(numbers) > len(names):
         for table in tables.values():
-            table.relabel(places)
+            stored = np.frombuffer(table.label, "<i4")
+            stored[:] = numbers[stored]
     return classes
 
 
-def _names_inside(scan: Scan, tables: dict[str, _Table]) -> dict[int, str]:
+def _names_inside(scan: Scan) -> dict[int, str]:
     """The names that the data have beside their labels; empty where they do not fit, as told."""
     if not any(scan.beside.values()):
         return {}
@@ -365,7 +368,7 @@ def _is_numbered(scan: Scan) -> bool:
 def _check_described(
     scan: Scan, manifest: Manifest, tables: dict[str, _Table], watched: Stamps
 ) -> None:
-    """DataError if the manifest describes other files than these: so may its class names."""
+    """DataError if the manifest describes other files than these, or too few classes."""
     place, samples = scan.place, Counter[str]()
     for table in tables.values():
         names = table.file_names
@@ -386,6 +389,16 @@ def _check_described(
                 listed_samples=shard.samples,
                 listed_bytes=shard.bytes,
             )
+    num_classes, highest = len(manifest.classes or ()), _highest(tables)
+    if highest >= num_classes:
+        raise DataError(
+            "manifest.label-beyond-classes",
+            "{location}: holds label {label}, but the manifest beside it names {num_classes} "
+            "classes only",
+            location=place.location,
+            label=highest,
+            num_classes=num_classes,
+        )
 
 
 # --- paths of saved indices ---

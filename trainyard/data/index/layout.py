@@ -82,27 +82,17 @@ def doubt_about(location: str) -> Doubt | None:
         reasons = [*_by_name([entry.name for entry in entries], is_deep)]
     names = [entry.name for entry in entries]
     if by:
-        return _doubt(location, names, [*_like_split(names)])
-    if len(entries) < 2:
+        is_deep, reasons = False, [*_like_split(names)]
+    elif len(entries) < 2:
         return None
     if is_deep:
         deeper = f"('{location}#classes=path' makes classes of these, #classes=name of their names)"
         reasons.append((f"all images lie deeper, in folders inside of them {deeper}", False))
         if all(map(_SHORT.fullmatch, names)) and not all(map(str.isdigit, names)):
             reasons.append(("they have the names of an alphabet or of hashes", False))
-    if table := _table(resolved.root, entries):
+    if not by and (table := _table(resolved.root, entries)):
         reasons.append((f"{table} lists their images", False))
-    return _doubt(location, names, reasons, is_strong=is_deep and len(reasons) > 1)
-
-
-def _doubt(
-    location: str,
-    names: Sequence[str],
-    reasons: Sequence[tuple[str, bool]],
-    *,
-    is_strong: bool = False,
-) -> Doubt | None:
-    is_strong = is_strong or any(strong for _, strong in reasons)
+    is_strong = (is_deep and len(reasons) > 1) or any(strong for _, strong in reasons)
     text = " and ".join(text for text, _ in reasons)
     return Doubt(location, first_of(names), text, is_strong) if reasons else None
 

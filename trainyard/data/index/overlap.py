@@ -88,8 +88,7 @@ def check_once(parts: Sequence[Index], locations: Sequence[str], *, few: int = 1
 def _sample_hashes(index: Index, follow: bool) -> Hashes:
     """A hash of each sample's file and place in it, equal for each name of the file."""
     files = hash_names(_real_paths(index, follow))
-    hashes: Hashes = fold_in(0, files[index.file].view(np.int64), index.places).view(np.uint64)
-    return hashes
+    return fold_in(0, files[index.file].view(np.int64), index.keys_in_file)
 
 
 def hash_names(texts: Iterable[str]) -> Hashes:

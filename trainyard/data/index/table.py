@@ -115,7 +115,7 @@ class Index:
         return self.lists.flat(self.label)
 
     @property
-    def places(self) -> Ints:
+    def keys_in_file(self) -> Ints:
         """A number of each image within its file: int64[samples].
 
         The offset, or of images that share a block of Snappy, with the place in its data too.

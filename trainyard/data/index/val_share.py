@@ -67,7 +67,7 @@ def both_sides(part: float | str, seed: int) -> tuple[Side, Side]:
 def is_validation(index: Index, part: float | str, seed: int) -> Bools:
     """True for each sample of an index that is for validation: bool[samples]."""
     names = hash_names(index.file_names)
-    keys = fold_in(seed, names.view(np.int64)[index.file], index.places)
+    keys = fold_in(seed, names.view(np.int64)[index.file], index.keys_in_file)
     numbers = uniforms(keys, 1)[:, 0]
     if index.lists is not None:
         low, high = _limits(part)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data._native import core, is_built
-from trainyard.data.arrays import Bytes, Int32s, Ints
+from trainyard.data.arrays import Bytes, Int32s
 from trainyard.data.index.table import Index
 from trainyard.data.reading.ahead import Group, Images, ReadAhead, Unreadable
 from trainyard.data.reading.staging import StagedShards
@@ -191,13 +191,13 @@ class Reader:
         index = self._index
         files, of_file = np.unique(index.file[ids], return_inverse=True)
         of_file = of_file.astype(np.int64, copy=False)
-        spans = EncodedSpans([b""] * len(files), of_file, index.offset[ids], self.sizes(ids))
+        spans = EncodedSpans([b""] * len(files), of_file, index.offset[ids], index.size[ids])
         way = np.full(len(ids), UNREAD, np.int32)
         if self._prefetcher is not None:
             remote = [is_remote(self._path(file)) for file in files.tolist()]
             way[np.array(remote, bool)[of_file]] = REQUESTED
             asked = ids[way == REQUESTED]
-            where = index.file[asked], index.offset[asked], self.sizes(asked)
+            where = index.file[asked], index.offset[asked], index.size[asked]
             self._prefetcher.expect(asked, *where)
         if is_built() and (way == UNREAD).any() and self._are_parts(ids):
             opened = [self._if_open(file) for file in files.tolist()]
@@ -227,7 +227,7 @@ class Reader:
             images = self._one_by_one(ids)
             self.ahead.judge(time.perf_counter() - begun, len(ids))
             return images
-        index, lengths, opened = self._index, self.sizes(ids), list[LocalFile | None]()
+        index, lengths, opened = self._index, self._index.size[ids], list[LocalFile | None]()
         files = np.full(len(ids), -1, np.int32)
         starts, paths = np.full(len(ids), -1), list[str]()
         if self._are_parts(ids):
@@ -267,14 +267,9 @@ class Reader:
         fetched = self._prefetcher.take(ids)
         content = [b"" if part is None else part.content for part in fetched]
         offsets = np.array([0 if part is None else part.offset for part in fetched], np.int64)
-        images = Images(EncodedSpans(content, np.arange(len(ids)), offsets, self.sizes(ids)), {})
+        spans = EncodedSpans(content, np.arange(len(ids)), offsets, self._index.size[ids])
         left = np.array([position for position, part in enumerate(fetched) if part is None], int)
-        return images.replaced(left, self._one_by_one(ids[left]))
-
-    def sizes(self, ids: Ids) -> Ints:
-        """Sizes of the encoded images in bytes."""
-        sizes: Ints = self._index.size[ids]
-        return sizes
+        return Images(spans, {}).replaced(left, self._one_by_one(ids[left]))
 
     def _are_parts(self, ids: Ids) -> bool:
         """True if the samples are parts of files, False if they are whole files."""

@@ -37,7 +37,8 @@ def find_files(split: str, location: str, whole: str) -> Files:
         return Files(split, resolved := find_place(location), _listed_beside(resolved), [])
     if manifest.format == "folder":  # it lists files for `sha256sum -c`, no shards
         return Files(split, find_place(location), {}, [])
-    listed = {_path(whole, shard.name): shard for shard in manifest.splits[split].shards}
+    shards = manifest.splits[split].shards
+    listed = {plain(os.path.join(whole, shard.name)): shard for shard in shards}
     missing = [path for path in listed if not _exists(path)]
     if not missing:
         return Files(split, find_place(location), listed, [])
@@ -70,8 +71,11 @@ def index_anew(files: Files, path: Path, progress: Progress) -> tuple[Index | No
     except (DataError, OSError) as error:
         names = _shards_in(resolved)
         broken = {name: why for name in names if (why := _why_broken(resolved, name))}
+        if not names and isinstance(error, OSError):
+            name, reason = error.filename or resolved.location, error.strerror or str(error)
+            raise DataError("file.unreadable", path=name, reason=reason) from None
         if not names:
-            raise _of_folder(error, resolved) from None
+            raise
         findings = [*broken.values()] or [of_error(error, resolved.location)]
         unbroken = tuple(name for name in names if name not in broken)
         if not unbroken and isinstance(error, DataError) and error.code in formats.FITS_NONE:
@@ -85,13 +89,6 @@ def index_anew(files: Files, path: Path, progress: Progress) -> tuple[Index | No
     text = f"{how_many(len(index.file_names), 'file')}: {_endings(index)}"
     checks = [checked(files.split, "structure", text)]
     return index, [*checks, _left_out(files.split, index)] if index.left_out else checks
-
-
-def _of_folder(error: DataError | OSError, resolved: ResolvedLocation) -> DataError:
-    if isinstance(error, DataError):
-        return error
-    path, reason = error.filename or resolved.location, error.strerror or str(error)
-    return DataError("file.unreadable", path=path, reason=reason)
 
 
 def _endings(index: Index) -> str:
@@ -137,10 +134,6 @@ def _listed_beside(resolved: ResolvedLocation) -> dict[str, Shard]:
         return {}
     entries = shards_listed(manifest, resolved.root, resolved.names)
     return {plain(resolved.path(name)): shard for name, shard in entries.items()}
-
-
-def _path(folder: str, name: str) -> str:
-    return plain(os.path.join(folder, name))
 
 
 def plain(path: str) -> str:
