@@ -19,7 +19,7 @@ import annotated_types
 
 import trainyard
 from trainyard import errors
-from trainyard.command_line import _parser
+from trainyard.command_line import _Parser, _parser
 from trainyard.config import RunConfig, builtin_recipes, load_recipe
 from trainyard.course import Duration, Length, SizeStage, Stage
 from trainyard.data.config import Size
@@ -99,31 +99,21 @@ def _unfolded(match: re.Match[str]) -> str:
 def commands_page() -> str:
     os.environ["COLUMNS"] = "80"  # argparse wraps to the terminal of the build otherwise
     parts = ["# Commands", "`trainyard COMMAND --help` prints the same."]
-    for parser, about in commands():
+    for parser, about in commands(_parser()):
         words = parser.prog.split()[1:]
         parts += [f"{'#' * (len(words) + 1)} {' '.join(words)}", plain(sentence(about))]
-        if not subcommands(parser):
+        if not parser.commands:
             usage = parser.format_usage().strip().removeprefix("usage: ").replace(" [-h]", "", 1)
             parts += ["```text\n" + usage.replace("\n       ", "\n") + "\n```"]
             parts += [*_option_tables(parser), plain(parser.epilog or "")]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def commands() -> Iterator[tuple[argparse.ArgumentParser, str]]:
-    """Every command, also those with subcommands, and its purpose."""
-    queue = subcommands(_parser())
-    while queue:
-        parser, about = queue.pop(0)
-        yield parser, about
-        queue = subcommands(parser) + queue
-
-
-def subcommands(parser: argparse.ArgumentParser) -> list[tuple[argparse.ArgumentParser, str]]:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            about = {choice.dest: choice.help or "" for choice in action._choices_actions}
-            return [(action.choices[name], text) for name, text in about.items()]
-    return []
+def commands(parser: _Parser) -> Iterator[tuple[_Parser, str]]:
+    """Every command below a parser, also those with commands of their own, and its purpose."""
+    for command, about in parser.commands.values():
+        yield command, about
+        yield from commands(command)
 
 
 def _option_tables(parser: argparse.ArgumentParser) -> Iterator[str]:

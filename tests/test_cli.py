@@ -169,6 +169,14 @@ def test_every_command_explains_itself(command: str, capsys: Capture) -> None:
     assert ("recipes --keys WORD" in said) == (command in ("train", "launch local"))
 
 
+@pytest.mark.parametrize("words", ["", "help", "help train"])
+def test_help_is_a_command_and_what_nothing_stands_for(words: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert ended.value.code == 0
+    assert f"usage: trainyard {words[5:]}".rstrip() in capsys.readouterr().out
+
+
 def test_train_prints_where_the_run_is(digits: Path, tmp_path: Path, capsys: Capture) -> None:
     train = ("train", "debug", "--data", digits, "--run", tmp_path / "run", *SHORT)
     *_, result, report = shown(capsys, *train).splitlines()

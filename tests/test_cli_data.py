@@ -117,7 +117,7 @@ def test_verify_lists_what_is_wrong(digits: Path, tmp_path: Path, capsys: Captur
     for number in range(25):
         (data / "val" / "3" / f"bad-{number:02d}.png").write_text("no image")
     capsys.readouterr()
-    assert run("data", "verify", data, "--deep", "--workers", 1) == 2
+    assert run("data", "verify", data, "--deep", "--processes", 1) == 2
     said = capsys.readouterr()
     assert said.err == ""
     assert f"{data}/val/3/bad-19.png: not an image\n" in said.out
@@ -134,7 +134,9 @@ def test_verify_lists_what_is_wrong(digits: Path, tmp_path: Path, capsys: Captur
 
 
 def test_mistakes_with_verify(digits: Path, tmp_path: Path) -> None:
-    check(refused("data", "verify", digits, "--workers", 0), "option.invalid", option="--workers")
+    check(
+        refused("data", "verify", digits, "--processes", 0), "option.invalid", option="--processes"
+    )
     check(refused("data", "verify", tmp_path), "data.no-images", location=tmp_path)
     check(refused("data", "verify", tmp_path / "none"), "data.not-found")
 
@@ -189,7 +191,7 @@ def start_verify(location: Path, tmp_path: Path) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "trainyard", "data", "verify", str(location), "--deep"]
     (tmp_path / "scratch").mkdir()
     return subprocess.Popen(
-        [*command, "--workers", "2", "--json"],
+        [*command, "--processes", "2", "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

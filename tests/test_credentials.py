@@ -144,8 +144,8 @@ def test_data_sets_that_are_written_name_their_source_without_secrets(
         log_in(tmp_path)
         url = server.url
         packing = ("data", "pack", url, tmp_path / "packed", "--format", "webdataset")
-        assert run(*packing, "--workers", 1) == 0
-        assert run("data", "verify", url, "--deep", "--json", "--workers", 1) == 2
+        assert run(*packing, "--processes", 1) == 0
+        assert run("data", "verify", url, "--deep", "--json", "--processes", 1) == 2
         for command in (("data", "index"), ("data", "show")):
             assert run(*command, url, "--json") == 0
         assert run("bench", "loader", url, "--seconds", 1, "--size", 16, "--json") == 0

@@ -27,7 +27,7 @@ def prepared(mini: MiniImageNet, tmp_path_factory: pytest.TempPathFactory) -> di
     """The miniature ImageNet in every format that can be written."""
     folders = {kind: tmp_path_factory.mktemp("prepared") / kind for kind in FORMATS}
     for kind, folder in folders.items():
-        arguments = ("--format", kind, "--no-checksum", "--workers", 1)
+        arguments = ("--format", kind, "--no-checksum", "--processes", 1)
         assert run("data", "prepare", "imagenet-1k", mini.folder, folder, *arguments) == 0
     return folders
 
@@ -43,7 +43,7 @@ def test_a_model_learns_alike_from_every_container(
     """Same images, same order, same crops: the same losses to the last bit."""
     losses = {}
     for kind in ("webdataset", "hdf5"):
-        assert run("data", "verify", prepared[kind], "--deep", "--workers", 1) == 0
+        assert run("data", "verify", prepared[kind], "--deep", "--processes", 1) == 0
         capsys.readouterr()
         where = ("--data", prepared[kind], "--run", tmp_path / kind)
         assert run("train", "debug", *where, *SHORT, "--json") == 0
@@ -54,7 +54,7 @@ def test_a_model_learns_alike_from_every_container(
 
 
 def test_pixels_give_the_weights_of_a_folder_of_pngs(digits: Path, tmp_path: Path) -> None:
-    words = ("--format", "packed", "--pixels", "--no-shuffle", "--workers", 1)
+    words = ("--format", "packed", "--pixels", "--no-shuffle", "--processes", 1)
     assert run("data", "pack", digits, tmp_path / "packed", *words) == 0
     weights = []
     for name, data in (("folder", digits), ("pixels", tmp_path / "packed")):
@@ -88,7 +88,7 @@ def test_any_container_becomes_any_other(
 
     for other in FORMATS:
         packed = tmp_path / other
-        assert run("data", "pack", prepared[kind], packed, "--format", other, "--workers", 1) == 0
+        assert run("data", "pack", prepared[kind], packed, "--format", other, "--processes", 1) == 0
         for split, location in find_splits(str(packed)).items():
             index = open_index(location)
             read = Reader(index).read

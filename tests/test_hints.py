@@ -7,13 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import DOCS, options_of_training, rows_beside_ours
+from tests.docs.pages import (
+    DOCS,
+    check_mention,
+    options_of,
+    options_of_training,
+    rows_beside_ours,
+)
 from tests.errors import raises
 from trainyard import hints
-from trainyard.command_line import COMMANDS
+from trainyard.command_line import COMMANDS, _Parser, _parser
+from trainyard.compare import keys_of
 from trainyard.config import RunConfig, all_keys, override
 from trainyard.hints import (
     ALIASES,
+    answers_of,
     closest,
     foreign_names,
     from_other_trainer,
@@ -25,6 +33,7 @@ from trainyard.hints import (
     with_our_names,
 )
 
+ANSWERED = {name for command in COMMANDS for name in answers_of(command)}
 VALUES = {"augment.randaugment": "rand-m9-n2", "optim.betas": "0.9,0.95", "model.name": "resnet50"}
 VALUES |= {"augment.label_smoothing": "0.1", "loss.bce_threshold": "0.2", "data.val_share": "0.1"}
 VALUES |= {"augment.mix_mode": "pair", "data.interpolation": "bicubic"}
@@ -109,15 +118,16 @@ def check_value(key: str, text: str) -> None:
 def test_what_to_do_instead_is_valid() -> None:
     """Keys with their values, and commands. No name stands twice."""
     table = tomllib.loads(Path(hints.__file__).with_name("foreign_names.toml").read_text("utf-8"))
-    texts = table.pop("instead")
+    texts, _, commands = table.pop("instead"), table.pop("at"), table.pop("commands")
+    assert commands.keys() <= COMMANDS.keys()
     names = [*table, *ALIASES, *(name for names in texts.values() for name in names.split())]
     assert len(names) == len({*names})
     for key, value in re.findall(r"--(\w+\.\w+)(?: ('[^']*'|[\w.,:-]*\w))?", "\n".join(texts)):
         assert key in all_keys()
         if value and not value.isupper() and value not in WORDS:
             check_value(key, value.strip("'"))
-    commands = re.findall(r"trainyard (\w+)", "\n".join(texts))
-    assert {*commands} <= COMMANDS.keys()
+    named = re.findall(r"trainyard (\w+)", "\n".join(texts))
+    assert {*named} <= COMMANDS.keys()
 
 
 @pytest.mark.parametrize(
@@ -178,12 +188,39 @@ def test_other_trainers_names_lead_to_values_that_are_valid(name: str) -> None:
     if not target or instead_of(name):
         return
     if "." not in target:
-        assert f"--{target}" in options_of_training() or target in hints._ELSEWHERE
+        assert f"--{target}" in options_of_training() or target in ANSWERED
         return
     assert name in ALIASES or not ignoring_punctuation(name, all_keys()), (
         "the key has that name itself"
     )
     check_value(target, form.format(VALUES.get(target, "1")))
+
+
+def parsers(command: str) -> list[_Parser]:
+    """The parser of a command, or those of its own commands."""
+    parser, _ = _parser().commands[command]
+    return [parser.commands[path][0] for path in parser.paths() if path in parser.commands] or [
+        parser
+    ]
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if answers_of(command)])
+def test_each_answer_of_a_command_is_given(command: str) -> None:
+    """With options that a parser of the command has: no other answer comes before it."""
+    of_training = [*RunConfig.model_fields]
+    for name, text in answers_of(command).items():
+        for line in re.findall(r"trainyard [^;?]+", text):
+            check_mention(re.sub(r"{\w+}", "X", line.partition(" leaves")[0]))
+        shown = re.sub(r"{\w+}", "7", text)
+        for parser in parsers(command):
+            given = parser.get_default("takes_overrides")
+            keys = keys_of(of_training if given is True else given or ())
+            known = [*(option[2:] for option in options_of(parser)), *keys]
+            if hint_at_argument(f"--{name}", "7", known, command) == f"; {shown}":
+                break
+        else:
+            targets = {from_other_trainer(each)[0] for each in foreign_names()}
+            assert name in targets, (name, text)
 
 
 @pytest.mark.parametrize("trainer", ["timm", "torchvision"])

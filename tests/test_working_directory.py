@@ -41,9 +41,9 @@ def test_ranks_import_nothing_of_it(taken: Path, digits: Path) -> None:
 
 
 def test_workers_import_nothing_of_it(taken: Path, digits: Path) -> None:
-    in_folder(taken, "data", "verify", digits / "val", "--deep", "--workers", 2)
+    in_folder(taken, "data", "verify", digits / "val", "--deep", "--processes", 2)
     packed = taken.parent / "packed"
-    words = ("--format", "webdataset", "--workers", 2)
+    words = ("--format", "webdataset", "--processes", 2)
     in_folder(taken, "data", "pack", digits / "val", packed, *words)
 
 

@@ -24,6 +24,7 @@ from trainyard.files import WRITER, RunDirectory, disk_error
 from trainyard.hints import (
     as_question,
     closest,
+    command_of,
     hint_at_argument,
     with_our_names,
     with_quotes,
@@ -72,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. Returns its exit code (see trainyard/errors.py)."""
     # Hides torch's long messages about lost ranks: Trainyard prints one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    given = sys.argv[1:] if arguments is None else arguments
+    given = (sys.argv[1:] if arguments is None else arguments) or ["help"]
+    given = ["--help", *given[1:]] if given[0] == "help" else given
     try:
         if (remark := remark_on_other_distribution()) and discover_or_alone().is_first:
             print(f"trainyard: {remark}", file=sys.stderr)
@@ -257,10 +259,10 @@ class _Parser(argparse.ArgumentParser):
         self.set_defaults(parser=self)
 
     @property
-    def commands(self) -> "dict[str, _Parser]":
-        """Its commands that --help lists."""
+    def commands(self) -> "dict[str, tuple[_Parser, str]]":
+        """Its commands that --help lists, each with its purpose."""
         return {
-            listed.dest: action.choices[listed.dest]
+            listed.dest: (action.choices[listed.dest], listed.help or "")
             for action in self._actions
             if isinstance(action, argparse._SubParsersAction)
             for listed in action._choices_actions
@@ -268,7 +270,7 @@ class _Parser(argparse.ArgumentParser):
 
     def paths(self) -> Iterator[str]:
         """Its commands and their own: "data", "data prepare", "data prepare digits"."""
-        for name, parser in self.commands.items():
+        for name, (parser, _) in self.commands.items():
             yield name
             yield from (f"{name} {path}" for path in parser.paths())
 
@@ -308,7 +310,9 @@ class _Parser(argparse.ArgumentParser):
 
             names = [*(f"train {recipe}" for recipe in builtin_recipes()), *_parser().paths()]
         dotted = {name.replace(" ", "."): name for name in names}
-        hint = as_question([repr(dotted[name]) for name in closest(value, dotted)])
+        near = [command_of(value)] if is_command and command_of(value) in names else []
+        near = near or [dotted[name] for name in closest(value, dotted)]
+        hint = as_question([*map(repr, near)])
         hint = hint or f"; choose from {', '.join(choices)}"
         option = action.option_strings[0] if action.option_strings else action.metavar
         return InputError(

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 ALIASES = {
     "batch_size": "batch.size",
@@ -31,28 +32,6 @@ _REMARKS |= dict.fromkeys(("augment.mixup", "augment.cutmix"), " (alpha of Beta,
 _BOOLEANS = {"true": 0, "yes": 0, "1": 0, "false": 1, "no": 1, "0": 1}
 # What these stand for in keys that are a switch elsewhere.
 _SWITCHES = {"run.resume": ("auto", "never"), "model.checkpoint": ("timm", "none")}
-# Hints of commands at options of other trainers that they do not have.
-_ON_GPUS = "each run takes a GPU of its own: CUDA_VISIBLE_DEVICES limits which"
-_ELSEWHERE = {
-    "gpus": {"sweep": _ON_GPUS},
-    "ranks": {
-        "train": "did you mean trainyard launch local RECIPE --ranks {}?",
-        "sweep": _ON_GPUS,
-    },
-    "measured": dict.fromkeys(
-        ("evaluate", "calibrate", "predict", "export"),
-        "the run is the first argument, without --run",
-    ),
-    "out": {"export": "did you mean trainyard export TARGET {FILE}?"},
-    "suspects": {"evaluate": "--out FOLDER writes suspects.csv, and other tables"},
-    "calibrate": {"evaluate": "did you mean trainyard calibrate TARGET?"},
-    "remove": {"evaluate": "did you mean trainyard calibrate TARGET --remove?"},
-    "CUDA_VISIBLE_DEVICES": dict.fromkeys(
-        ("train", "launch", "evaluate", "predict", "doctor"),
-        "each rank takes a GPU of its machine by itself: CUDA_VISIBLE_DEVICES limits which",
-    )
-    | {"sweep": _ON_GPUS},
-}
 
 
 def did_you_mean(word: str, known: Iterable[str], limit: int = 3) -> str:
@@ -203,18 +182,42 @@ def _switched(target: str, value: str) -> str:
     return value
 
 
+def command_of(word: str) -> str | None:
+    """The command that other trainers call by a word; None if there is none."""
+    rows = _table()["commands"].items()
+    return next((command for command, words in rows if word in words.split()), None)
+
+
+@cache
+def _table() -> dict[str, Any]:
+    import tomllib
+
+    return tomllib.loads((Path(__file__).parent / "foreign_names.toml").read_text("utf-8"))
+
+
 @cache
 def foreign_names() -> dict[str, str]:
     """Ours by the names of other trainers, with the form of the value if it differs.
 
     Of names without one of ours: "; " and what to do.
     """
-    import tomllib
-
-    ours = tomllib.loads((Path(__file__).parent / "foreign_names.toml").read_text("utf-8"))
-    texts = ours.pop("instead")
-    instead = {name: f"; {text}" for text, names in texts.items() for name in names.split()}
+    tables = ("instead", "at", "commands")
+    ours = {name: of for name, of in _table().items() if name not in tables}
+    texts = _table()["instead"].items()
+    instead = {name: f"; {text}" for text, names in texts for name in names.split()}
     return ALIASES | ours | instead
+
+
+@cache
+def answers_of(command: str) -> dict[str, str]:
+    """What to do in place of other trainers' options, where that is of one command alone.
+
+    By the names of the options, or their targets in `foreign_names`. A word in capitals in braces
+    stands for the option's value, N for one that is a number.
+    """
+    rows = _table()["at"].items()
+    texts = [of for commands, of in rows if command in commands.split()]
+    return {name: text for of in texts for text, names in of.items() for name in names.split()}
 
 
 def instead_of(word: str) -> str:
@@ -237,8 +240,11 @@ def hint_at_argument(word: str, value: str | None, known: Collection[str], comma
             is_data = "data" in known and ("://" in word or os.path.isdir(word))
             return as_question([f"--data {shlex.quote(word)}"]) if is_data else ""
     name, value = name.lstrip("-"), rest if mark else value
-    if foreign_names().get(name.replace("-", "_").lower()) == "":
+    plain = name.replace("-", "_").lower()
+    if foreign_names().get(plain) == "":
         return ""
+    if text := _answer(plain, value, known, command):
+        return text
     if "run.length" in known and (text := instead_of(name)):
         return text
     names = ignoring_punctuation(name, known)
@@ -246,12 +252,22 @@ def hint_at_argument(word: str, value: str | None, known: Collection[str], comma
     target = "out" if target == "run" and "run" not in known else target
     if target in known:
         names, value = [target], form.format(value) if value or "{}" not in form else None
-    elif elsewhere := _ELSEWHERE.get(target, {}).get(command):
-        number = value if value and value.isdecimal() else "N"
-        return f"; {elsewhere.format(number, FILE=shlex.quote(value or 'FILE'))}"
+    elif text := _answer(target, value, known, command):
+        return text
     given = "" if value is None else f" {shlex.quote(value)}"
     names = (names or misspelt(name, known))[:3]
     return as_question([f"--{each}{given}{_REMARKS.get(each, '')}" for each in names])
+
+
+def _answer(name: str, value: str | None, known: Collection[str], command: str) -> str:
+    """The answer of `answers_of`, after "; ", or "" if it needs an option that is not known."""
+    text = answers_of(command).get(name, "")
+    options = [] if "trainyard " in text else re.findall(r"--([\w.-]*\w)", text)
+    if not text or not set(options).issubset(known):
+        return ""
+    number = value if value and re.fullmatch(r"[\d.]+", value) else "N"
+    words = {word: value or word for word in re.findall(r"{(\w+)}", text)} | {"N": number}
+    return "; " + text.format_map({word: shlex.quote(of) for word, of in words.items()})
 
 
 def _section(name: str) -> str:

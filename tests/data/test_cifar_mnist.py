@@ -113,7 +113,7 @@ def test_the_recipe_finds_the_shards_and_a_folder_of_pngs_is_made_of_them(
     assert run(*words) == 0  # done already
     train = load_recipe("cifar10-94").data.train
     assert isinstance(train, str) and (tmp_path / "out" / Path(train).name).exists()
-    options = ("--format", "folder", "--no-shuffle", "--workers", 1)
+    options = ("--format", "folder", "--no-shuffle", "--processes", 1)
     assert run("data", "pack", tmp_path / "out", tmp_path / "png", *options) == 0
     assert len(list((tmp_path / "png" / "val").glob("*/*.png"))) == PER_FILE
     packed, folder = (open_splits(tmp_path / place)["train"] for place in ("out", "png"))

@@ -165,7 +165,7 @@ def test_pack_leaves_nothing_out(
     """Training quarantines what is damaged. A pack that decodes reports it."""
     location, deep = tmp_path / "data", ("16-bit.png", "float.tif")
     shutil.copytree(damaged, location, symlinks=True, ignore=shutil.ignore_patterns(*deep))
-    words = ("data", "pack", location, tmp_path / "out", "--format", "webdataset", "--workers", 1)
+    words = ("data", "pack", location, tmp_path / "out", "--format", "webdataset", "--processes", 1)
     assert run(*words, *options) == 0
     assert "Traceback" not in capsys.readouterr().err
     packed = open_index(find_splits(str(tmp_path / "out"))["train"])

@@ -80,7 +80,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 
 def prepare(source: Path, destination: Path, *options: object) -> int:
-    return run(*words(source, destination, "--no-checksum", "--workers", 1, *options))
+    return run(*words(source, destination, "--no-checksum", "--processes", 1, *options))
 
 
 @pytest.mark.filterwarnings("ignore:Python 3.14 will:DeprecationWarning")  # of torchvision
@@ -320,7 +320,7 @@ def test_members_that_do_not_belong(
 ) -> None:
     """None is left out in silence."""
     (source / archive).write_bytes(tar_of(members))
-    error = refused(*words(source, tmp_path / "out", "--no-checksum", "--workers", 1))
+    error = refused(*words(source, tmp_path / "out", "--no-checksum", "--processes", 1))
     check(error, code, **fields)
 
 
@@ -427,7 +427,7 @@ def processed(tmp_path: Path) -> Path:
 
 
 def words_21k(source: Path, destination: Path) -> tuple[object, ...]:
-    return ("data", "prepare", "imagenet-21k-p", source, destination, "--workers", 1)
+    return ("data", "prepare", "imagenet-21k-p", source, destination, "--processes", 1)
 
 
 def test_the_processed_tar_is_packed_as_it_is(processed: Path, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_named_classes(digits: Path, tmp_path: Path) -> None:
         ("--format zip", "option.unknown-choice"),
         ("--format hdf5 --shard-size big", "option.invalid"),
         ("--format hdf5 --shard-samples 0", "pack.empty-shard"),
-        ("--format hdf5 --workers 0", "option.invalid"),
+        ("--format hdf5 --processes 0", "option.invalid"),
         ("--format hdf5 --quality 90", "option.quality-without-short"),
         ("--format hdf5 --pixels", "pack.format-without-pixels"),
         ("--format hdf5 --short 0", "pack.size-out-of-range"),
@@ -121,8 +121,8 @@ def test_images_of_a_server_are_requested_many_at_a_time(tmp_path: Path) -> None
         location = write_shards(server.folder, [200, 200])
         url = f"{server.url}/{Path(location).name}"
         commands = (
-            ("data", "pack", url, tmp_path / "out", "--format", "webdataset", "--workers", 1),
-            ("data", "verify", url, "--deep", "--workers", 1),
+            ("data", "pack", url, tmp_path / "out", "--format", "webdataset", "--processes", 1),
+            ("data", "verify", url, "--deep", "--processes", 1),
             ("data", "show", url, "--out", tmp_path / "sheet.png"),
         )
         for command in commands:

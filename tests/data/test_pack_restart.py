@@ -30,7 +30,7 @@ from trainyard.datasets.pack.journal import Journal, Part, locked
 JOURNAL = ".pack.jsonl"
 FORMATS = ("webdataset", "hdf5", "folder", "packed", "parquet")
 SHARDS = 96 + 25
-FEW = ("--shard-samples", "100", "--workers", "1")  # 15 + 4 shards
+FEW = ("--shard-samples", "100", "--processes", "1")  # 15 + 4 shards
 
 
 def words(source: Path, destination: Path, *more: object, format: str = "webdataset") -> list[str]:
@@ -68,7 +68,7 @@ def pack_until(point: str, patch: Patch, arguments: list[str], after: int = 0) -
         run(*arguments)
 
 
-OPTIONS = ("--shard-samples", "15", "--workers", "2")
+OPTIONS = ("--shard-samples", "15", "--processes", "2")
 
 
 def command(source: Path, destination: Path, *more: str) -> list[str]:

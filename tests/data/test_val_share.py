@@ -197,7 +197,7 @@ def test_verify_checks_the_parts_for_images_on_both_sides(tmp_path: Path, capsys
     """Copies of a photograph on both sides falsify the accuracy."""
     for number in range(12):
         write_files(tmp_path / "x" / "a", {f"{number}.jpg": jpeg(16)})
-    words = ("data", "verify", tmp_path / "x", "--deep", "--workers", "1", "--val-share", "0.5")
+    words = ("data", "verify", tmp_path / "x", "--deep", "--processes", "1", "--val-share", "0.5")
     assert run(*words) == 2
     said = capsys.readouterr().out
     assert "train, val: leakage" in said

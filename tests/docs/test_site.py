@@ -1,11 +1,11 @@
 """The documentation as it is built: strictly, complete, and readable without a network."""
 
-import argparse
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -55,22 +55,14 @@ def test_every_recipe_key_and_recipe_is_in_the_reference(site: Path) -> None:
 def test_every_command_and_option_is_in_the_reference(site: Path) -> None:
     page = site / "reference" / "commands.html"
     anchors, text = ids(page), page.read_text()
-    queue = listed(_parser())
-    assert queue
-    for parser in queue:
-        queue += listed(parser)
-        assert "-".join(parser.prog.split()[1:]) in anchors
+    paths = [*_parser().paths()]
+    assert paths
+    for path in paths:
+        parser = reduce(lambda above, name: above.commands[name][0], path.split(), _parser())
+        assert path.replace(" ", "-") in anchors
         for action in parser._actions:
             if action.option_strings and action.option_strings[0] != "-h":
                 assert action.option_strings[0] in text
-
-
-def listed(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    """The parsers of the commands in its help: not `launch agent`, which launchers start."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return [action.choices[choice.dest] for choice in action._choices_actions]
-    return []
 
 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:

@@ -28,7 +28,7 @@ LAUNCH = ("launch", "kubernetes", "debug", "--image", "registry.example/trainyar
 ON_VOLUME = (*LAUNCH, "--volume", "runs:/runs", "--run", "/runs/first")
 MANIFESTS = {
     "kubernetes-trainjob.yaml": (
-        *(*LAUNCH, "--nodes", "2", "--gpus", "8", "--cpu", "96", "--mem", "800Gi"),
+        *(*LAUNCH, "--nodes", "2", "--gpus", "8", "--cpus", "12", "--mem", "800Gi"),
         *("--volume", "runs:/runs", "--run", "/runs/Night_1", "--volume", "imagenet:/data"),
         *("--data", "/data/imagenet", "--namespace", "vision", "--restarts", "5"),
         *("--grace", "120", "--node-selector", "example.com/gpu=h200", "--optim.lr", "0.1"),

@@ -255,7 +255,7 @@ def make_data(code: Code, folder: Path) -> None:
     folder.mkdir(parents=True)
     code.printed(["data", "prepare", "digits", "digits"], folder)
     for name in _PACKED:
-        words = ("--format", name, "--shard-samples", "400", "--workers", "2")
+        words = ("--format", name, "--shard-samples", "400")
         code.printed(["data", "pack", "digits", name, *words], folder)
     (folder / "tfrecord/train").mkdir(parents=True)
     records = TFRecordWriter(str(folder / "tfrecord/train/train-00000-of-00001"))

@@ -171,7 +171,7 @@ def _kind_of(options: argparse.Namespace) -> str:
     if kind not in _KINDS and given is None:
         raise InputError(
             "export.unknown-suffix",
-            "{path}: the name does not end in .{names}; add --format",
+            "{path}: the formats are .{names}; --format names that of a file with another ending",
             path=file,
             names=", .".join(_KINDS),
         )

@@ -19,11 +19,11 @@ from trainyard.world import usable_cores
 SECTIONS = ("model", "data", "batch")  # sections of recipe keys that a trained model can depend on
 
 
-def add_workers(parser: Parser) -> None:
-    """Add the option --workers."""
-    text = "processes; default: one per core"
+def add_processes(parser: Parser) -> None:
+    """Add the option --processes."""
+    text = "number of processes; default: one per core"
     cores = usable_cores()
-    parser.add_argument("--workers", type=positive, default=cores, metavar="N", help=text)
+    parser.add_argument("--processes", type=positive, default=cores, metavar="N", help=text)
 
 
 def suffix_of(path: str) -> str:

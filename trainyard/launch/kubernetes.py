@@ -45,7 +45,7 @@ class Kubernetes(Launcher):
         add("--apply", action="store_true", help="give it to kubectl, instead of printing it")
         add = parser.add_argument_group("what the pods have").add_argument
         add("--image", required=True, help="of a container that has trainyard (see Dockerfile)")
-        add("--cpu", metavar="N", help="cores that each pod asks for: 16, 500m")
+        add("--cpus", type=positive, metavar="N", help="cores that a pod asks for, for each rank")
         add("--mem", metavar="N", help="memory of each pod: 64Gi")
         add(
             "--volume",
@@ -82,7 +82,7 @@ class Kubernetes(Launcher):
             metadata=metadata,
             name=_quoted(name),
             nodes=options.nodes,
-            ranks=options.ranks or options.gpus or 1,
+            ranks=_ranks(options),
             image=_quoted(options.image),
             command=_items(["trainyard", *agent.arguments], column=4),
             resources=_quoted(_resources(options)),
@@ -185,10 +185,16 @@ def _volumes(options: argparse.Namespace, recipe: str | None) -> list[tuple[dict
     return volumes
 
 
+def _ranks(options: argparse.Namespace) -> int:
+    """The number of ranks of a pod."""
+    return int(options.ranks or options.gpus or 1)
+
+
 def _resources(options: argparse.Namespace) -> dict[str, Any]:
     """Requests and limits. The CPU has no limit, since it would throttle the loader's threads."""
     limits = _without_empty(memory=options.mem)
-    requests = limits | _without_empty(cpu=options.cpu)
+    cores = str(options.cpus * _ranks(options)) if options.cpus else ""
+    requests = limits | _without_empty(cpu=cores)
     if options.gpus:
         limits = limits | {"nvidia.com/gpu": str(options.gpus)}
     return _without_empty(limits=limits, requests=requests)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trainyard.arguments import Parser
 from trainyard.cli.data.index import add_location
 from trainyard.cli.data.packed import print_packed
-from trainyard.cli.options import add_workers
+from trainyard.cli.options import add_processes
 from trainyard.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_location(parser)
     add = parser.add_argument
     add("destination", metavar="DESTINATION", help="folder to create")
-    add_workers(parser)
+    add_processes(parser)
     add = parser.add_argument_group("which samples, in which order").add_argument
     add(
         "--classes",
@@ -171,7 +171,7 @@ def _pack_options(options: argparse.Namespace) -> "PackOptions":
         shard_bytes=options.shard_size,
         recode=_recode(options),
         pixels=options.pixels,
-        workers=options.workers,
+        workers=options.processes,
     )
 
 

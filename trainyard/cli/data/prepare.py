@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainyard.cli.data.packed import print_packed
-from trainyard.cli.options import add_workers
+from trainyard.cli.options import add_processes
 from trainyard.cli.printing import print_table
 
 if TYPE_CHECKING:
@@ -48,13 +48,13 @@ def _add_large(parser: argparse.ArgumentParser, source: str) -> None:
     usual = _FORMATS[0]
     parser.add_argument("--format", choices=_FORMATS, default=usual, help=f"default {usual}")
     parser.add_argument("--seed", type=int, default=0, help="seed of the order of training images")
-    add_workers(parser)
+    add_processes(parser)
 
 
 def _add_small(parser: argparse.ArgumentParser, source: str) -> None:
     _add_folders(parser, source)
     _add_no_checksum(parser)
-    parser.set_defaults(run_command=_prepare_small, format="packed", seed=0, workers=1)
+    parser.set_defaults(run_command=_prepare_small, format="packed", seed=0, processes=1)
 
 
 def _add_folders(parser: argparse.ArgumentParser, source: str) -> None:
@@ -129,7 +129,7 @@ def _arguments(options: argparse.Namespace) -> "tuple[Path, Preparation]":
         format=options.format,
         seed=options.seed,
         checksum=not getattr(options, "no_checksum", False),
-        workers=options.workers,
+        workers=options.processes,
     )
 
 

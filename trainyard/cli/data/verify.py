@@ -5,7 +5,7 @@ import json
 from typing import TYPE_CHECKING
 
 from trainyard.cli.data.index import add_division, add_location, division_of
-from trainyard.cli.options import add_workers
+from trainyard.cli.options import add_processes
 from trainyard.cli.printing import print_table
 from trainyard.errors import InputError
 from trainyard.printable import printable
@@ -27,7 +27,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--deep", action="store_true", help="also decode every image and search for duplicates"
     )
     add_division(parser)
-    add_workers(parser)
+    add_processes(parser)
     parser.set_defaults(run_command=data_verify)
 
 
@@ -49,7 +49,7 @@ def data_verify(options: argparse.Namespace) -> int:
     checks = verify(
         options.location,
         deep=options.deep,
-        workers=options.workers,
+        workers=options.processes,
         counters=partial(counter, console),
         division=division,
     )

@@ -97,7 +97,7 @@ def examine(
         raise DataError(
             "verify.worker-died",
             "a process that decodes images died: out of memory, or an image that crashes the "
-            "decoder; try fewer --workers",
+            "decoder; try fewer --processes",
         ) from None
     finally:
         stop.value = 1
