@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Hides torch's long messages about lost ranks: Trainyard prints one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     given = (sys.argv[1:] if arguments is None else arguments) or ["help"]
-    given = ["--help", *given[1:]] if given[0] == "help" else given
+    given = [*given[1:], "--help"] if given[0] == "help" else given
     try:
         if (remark := remark_on_other_distribution()) and discover_or_alone().is_first:
             print(f"trainyard: {remark}", file=sys.stderr)

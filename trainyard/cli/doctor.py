@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.cli.options import loading
+from trainyard.cli.options import add_json, loading
 from trainyard.cli.train import config_of, run_folder
 from trainyard.distributed import discover
 from trainyard.errors import InputError
@@ -27,7 +27,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add("--data", metavar="LOCATION", action="append", help="data to look at, the recipe's if not")
     add("--run", metavar="DIR", help="where runs are to be written (runs/NAME of the recipe)")
     add("--quick", action="store_true", help="measure speeds for 0.3 s each, not for 2 s")
-    add("--json", action="store_true", help="print as JSON")
+    add_json(parser)
     parser.epilog = (
         "Alone it examines this machine; started as a run is, by `trainyard launch LAUNCHER RECIPE "
         "--doctor`, torchrun, srun or mpirun, all machines and what is between them. The exit code "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainyard.arguments import above_zero, number, positive
-from trainyard.cli.options import loading
+from trainyard.cli.options import add_json, loading
 from trainyard.cli.printing import print_table, print_text
 from trainyard.errors import InputError
 from trainyard.files import check_run
@@ -34,7 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     text = "use the speed of this run of the model, without its waits for data, instead"
     add("--measured", metavar="RUN", help=text)
     add("--samples", type=positive, metavar="N", help=f"images of an epoch ({_IMAGENET})")
-    add("--json", action="store_true", help="print all there is as JSON")
+    add_json(parser)
     add = parser.add_argument_group("where to train").add_argument
     add("--gpus", type=positive, metavar="N", help="GPUs of each node (8)")
     text = "numbers of nodes to estimate for (1, or the GPUs of --measured)"

@@ -11,6 +11,7 @@ from trainyard.arguments import Parser, positive
 from trainyard.cli.options import (
     SECTIONS,
     add_ema,
+    add_json,
     add_outs,
     add_target,
     add_views,
@@ -24,6 +25,7 @@ from trainyard.distributed import discover
 from trainyard.errors import InputError
 from trainyard.files import finite
 from trainyard.printable import how_many
+from trainyard.training.weight_names import label_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -97,14 +99,32 @@ def _add_output(group: Parser) -> None:
         "(the confusion matrix), reliability.csv, and suspects.csv, the images whose label the "
         "model takes for unlikely, the unlikeliest first (with --data TRAIN of the training data)",
     )
-    add("--json", action="store_true", help="print the result as JSON")
+    add_json(group)
 
 
 def evaluate(options: argparse.Namespace) -> int:
     """Run `trainyard evaluate`. Returns the exit code."""
     for path in options.out:
         check_suffix(path, "--out", ".csv", "")
-    run_folder, checkpoint = check_target(options)
+    if (result := evaluated(options, *check_target(options))) is None:
+        return 0
+    _write(options, result)
+    if options.json:
+        print(json.dumps(as_json(result, options.per_class, options.confusions)))
+    else:
+        print_result(result, options.per_class, options.confusions)
+        print_text(*(f"written: {path}" for path in options.out))
+    return 0
+
+
+def evaluated(
+    options: argparse.Namespace,
+    run_folder: Path,
+    checkpoint: Path,
+    *,
+    temperature: bool | None = None,
+) -> "DataSetResult | None":
+    """The result; None on all ranks but the first. `temperature`: see EvaluationOptions."""
     from trainyard.data.index.merge import validation_splits
     from trainyard.monitor.terminal import EscapingConsole
 
@@ -123,19 +143,12 @@ def evaluate(options: argparse.Namespace) -> int:
         labels=Path(options.labels) if options.labels else None,
         views=Views(options.flip, options.scales),
         ema=options.ema,
+        temperature=temperature,
     )
     world = discover()
     console = EscapingConsole(stderr=options.json, quiet=not world.is_first)
     result = evaluate_checkpoint(config, checkpoint, evaluation, world=world, console=console)
-    if not world.is_first:
-        return 0
-    _write(options, result)
-    if options.json:
-        print(json.dumps(as_json(result, options.per_class, options.confusions)))
-    else:
-        print_result(result, options.per_class, options.confusions)
-        print_text(*(f"written: {path}" for path in options.out))
-    return 0
+    return result if world.is_first else None
 
 
 def _check_lists(options: argparse.Namespace, checkpoint: Path) -> None:
@@ -222,8 +235,6 @@ def print_result(
     Then the worst classes and the most frequent confusions, by the weights with the higher top-1,
     or mAP; None leaves them out.
     """
-    from trainyard.training.weight_names import label_of
-
     console = result_console()
     console.width = max(console.width, _WIDTH)
     tree = result.as_dict()
@@ -257,8 +268,6 @@ def _best(result: "DataSetResult") -> str:
 
 
 def _overview(tree: dict[str, Any], prefixes: list[str]) -> "Table":
-    from trainyard.training.weight_names import label_of
-
     shares = [key for key in _SHARES if key in tree]
     rest = {key: name for key, name in (("loss", "loss"), ("ece", "ECE")) if key in tree}
     again = ["new top-1"] if "reassessed" in tree else []
@@ -278,8 +287,6 @@ def _overview(tree: dict[str, Any], prefixes: list[str]) -> "Table":
 
 def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
     """Notes that are needed to compare the numbers with others."""
-    from trainyard.training.weight_names import label_of
-
     where = tree["data"]
     is_named = len(prefixes) > 1
     which = {prefix: f"{label_of(prefix)} weights: " if is_named else "" for prefix in prefixes}
@@ -324,8 +331,6 @@ def _changes(tree: dict[str, Any], prefix: str) -> Iterator[str]:
 
 def write_tables(folder: Path, result: "DataSetResult") -> None:
     """Write the tables of classes, and for one label each of pairs, of confidence and suspects."""
-    from trainyard.training.weight_names import label_of
-
     tables: dict[str, list[dict[str, Any]]] = {"classes": []}
     for prefix, columns in result.predictions.items():
         where = {"data": result.data.where, "weights": label_of(prefix)}
@@ -371,8 +376,6 @@ def _lines(
     result: "DataSetResult", prefix: str, samples: Iterable[int] | None = None
 ) -> Iterator[tuple[object, ...]]:
     """A line for each of the samples, or of all that could be read."""
-    from trainyard.training.weight_names import label_of
-
     index, columns = result.data.index, result.predictions[prefix]
     losses = columns.losses(result.labels) if _has_lists(result) else None
     for sample in columns.is_read().nonzero()[0].tolist() if samples is None else samples:

@@ -9,6 +9,7 @@ from trainyard.arguments import Parser
 from trainyard.cli.options import (
     SECTIONS,
     add_ema,
+    add_json,
     add_target,
     check_overrides,
     check_target,
@@ -34,7 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("file", metavar="FILE", nargs="?", help=text)
     add_ema(parser)
-    parser.add_argument("--json", action="store_true", help="print the written files as JSON")
+    add_json(parser)
     _add_file(parser.add_argument_group("what FILE is"))
     add = parser.add_argument_group("what to write besides").add_argument
     add(

@@ -19,6 +19,11 @@ from trainyard.world import usable_cores
 SECTIONS = ("model", "data", "batch")  # sections of recipe keys that a trained model can depend on
 
 
+def add_json(parser: Parser) -> None:
+    """Add the option --json."""
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
 def add_processes(parser: Parser) -> None:
     """Add the option --processes."""
     text = "number of processes; default: one per core"

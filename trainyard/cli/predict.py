@@ -14,6 +14,7 @@ from trainyard.arguments import Parser, fraction, positive
 from trainyard.cli.options import (
     SECTIONS,
     add_ema,
+    add_json,
     add_outs,
     add_target,
     add_views,
@@ -143,7 +144,7 @@ def _add_output(group: Parser) -> None:
         default=5,
         help="number of classes per image; default: 5",
     )
-    add("--json", action="store_true", help="print one JSON document with an entry per image")
+    add_json(group)
     add_outs(
         group,
         "FILE.csv: write a line per image; FILE.npz: write what the classifier layer gets, "

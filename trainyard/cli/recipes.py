@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainyard.cli.options import loading
+from trainyard.cli.options import add_json, loading
 from trainyard.cli.printing import print_table
 from trainyard.hints import from_other_trainer
 from trainyard.printable import as_text
@@ -26,7 +26,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="list NAME's parameters with learning rate, decay and frozen ones",
     )
-    add("--json", action="store_true", help="print as JSON")
+    add_json(parser)
     parser.epilog = "With NAME, any recipe key can be given as --SECTION.KEY VALUE."
     parser.set_defaults(run_command=recipes, takes_overrides=True)
 

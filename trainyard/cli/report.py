@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from trainyard.cli.options import check_suffix
+from trainyard.cli.options import add_json, check_suffix
 from trainyard.files import check_run
 from trainyard.printable import printable
 
@@ -28,7 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also show where the model finds the class that it takes an image for (Grad-CAM)",
     )
-    add("--json", action="store_true", help="print its path as JSON")
+    add_json(parser)
     parser.epilog = (
         "Runs that differ only in run.seed or data.val_fold are shown as their mean with two "
         "standard deviations. A report may be made while its run trains; trackers (watch.wandb, "

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.cli.options import check_suffix
+from trainyard.cli.options import add_json, check_suffix
 from trainyard.cli.printing import print_table, print_text, write_csv
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="the best first (default), by name, or the last changed first",
     )
     add("--out", metavar="FILE.csv", help="write all values to a file too")
-    add("--json", action="store_true", help="print all values as JSON")
+    add_json(parser)
     parser.set_defaults(run_command=runs)
 
 

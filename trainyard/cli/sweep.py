@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainyard.cli.options import loading
+from trainyard.cli.options import add_json, loading
 from trainyard.cli.printing import print_text
 from trainyard.cli.runs import print_runs
 from trainyard.cli.train import OUTPUT_MODES, config_of
@@ -59,7 +59,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add("--data", metavar="LOCATION", action="append", help="as of trainyard train")
     add("--runs", metavar="DIR", help="folder of the runs (runs/NAME-sweep)")
     add("--dry-run", action="store_true", help="print what would be started")
-    add("--json", action="store_true", help="print the table as JSON")
+    add_json(parser)
     modes = parser.add_mutually_exclusive_group()
     for name in ("quiet", "plain"):
         modes.add_argument(f"--{name}", action="store_true", help=OUTPUT_MODES[name])

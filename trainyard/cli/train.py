@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainyard.arguments import positive
-from trainyard.cli.options import loading
+from trainyard.cli.options import add_json, loading
 from trainyard.data.storage.source import is_remote
 from trainyard.distributed import discover
 from trainyard.errors import InputError, RecipeError, TrainyardError
@@ -55,7 +55,7 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--run", metavar="DIR", help="run directory (runs/NAME of the recipe)")
     printed = parser.add_argument_group("what to print")
-    printed.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_json(printed)
     modes = printed.add_mutually_exclusive_group()
     for name, help_text in OUTPUT_MODES.items():
         modes.add_argument(f"--{name}", action="store_true", help=help_text)

@@ -96,20 +96,19 @@ def limit_check(
     advice: str,
     warn: float,
     fail: float | None = None,
-    is_time: bool = False,
     where: str = "",
 ) -> Check:
-    """A check that a number of each rank is not below `warn` and `fail`; a time, not above.
+    """A check that a number of each rank is not below `warn` and `fail`.
 
     `form` writes the number, `where` follows it. The advice is also that of a measurement that
     fails.
     """
 
     def judge(values: list[float], context: Context) -> Row:
-        worst, sign = (max(values), -1) if is_time else (min(values), 1)
-        has_failed = fail is not None and sign * worst < sign * fail
-        verdict = FAIL if has_failed else WARN if sign * worst < sign * warn else OK
-        text = spread(values, context, form, is_time=is_time) + where
+        worst = min(values)
+        has_failed = fail is not None and worst < fail
+        verdict = FAIL if has_failed else WARN if worst < warn else OK
+        text = spread(values, context, form) + where
         return Row(what, text, verdict, "" if verdict == OK else advice)
 
     return Check(what, measure, judge, advice)
@@ -148,8 +147,6 @@ def spread(
     values: Sequence[float],
     context: Context,
     form: Callable[[float], str],
-    *,
-    is_time: bool = False,
 ) -> str:
     """Values of all ranks, the worst with its rank: 11.2 GB to 11.9 GB, least rank 3 (b)."""
     low, high = form(min(values)), form(max(values))
@@ -157,5 +154,4 @@ def spread(
         return low
     if low == high:
         return f"{low} each"
-    extreme, which = (max(values), "most") if is_time else (min(values), "least")
-    return f"{low} to {high}, {which} {context.names[list(values).index(extreme)]}"
+    return f"{low} to {high}, least {context.names[list(values).index(min(values))]}"

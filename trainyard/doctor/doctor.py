@@ -18,7 +18,7 @@ _ONE_RANK = (
     "the network: this is one rank; start the doctor as a run is started, by `trainyard launch … "
     "--doctor`, torchrun or srun"
 )
-_ONE_MACHINE = "links and clocks between machines: this is one"
+_ONE_MACHINE = "links between machines: this is one"
 _NO_DATA = "the data: name a RECIPE that has some, or --data LOCATION"
 _SILENCE_S = 75  # for one check; the watchdog allows a first step four times as long
 

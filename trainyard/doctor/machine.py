@@ -1,7 +1,6 @@
-"""Checks of each rank's machine: versions, GPUs, cores, memory, limits, disks."""
+"""Checks of each rank's machine: GPUs, cores, memory, limits, disks."""
 
 import os
-import platform
 import resource
 import shutil
 import tempfile
@@ -15,7 +14,6 @@ from trainyard.distributed.process_group import FILES_PER_RANK, OWN_FILES
 from trainyard.doctor.check import FAIL, WARN, Check, Context, Options, Row, differing, limit_check
 from trainyard.estimate.memory import checkpoint_bytes, model_sizes
 from trainyard.files import cache_folder
-from trainyard.monitor.environment import versions
 from trainyard.printable import in_bytes, in_seconds
 from trainyard.run.model import build_run_model
 from trainyard.world import cores_per_rank
@@ -31,9 +29,8 @@ _UNKNOWN_CHECKPOINT = 1 << 30
 
 
 def machine_checks(context: Context) -> list[Check]:
-    """The checks of each machine: versions, GPUs, cores, memory and limits."""
+    """The checks of each machine: GPUs, cores, memory and limits."""
     return [
-        Check("versions", _versions, lambda values, _: Row("versions", values[0])),
         Check("GPUs", _gpu, _judge_gpus, "look at nvidia-smi there"),
         limit_check(
             "cores of a rank",
@@ -82,13 +79,7 @@ def _count(number: float) -> str:
     return f"{number:,g}"
 
 
-# --- versions and GPUs ---
-
-
-def _versions(context: Context) -> str:
-    shown = ("trainyard", "torch", "timm")
-    names = (f"{name} {versions()[name]}" for name in shown)
-    return f"{', '.join(names)}, python {platform.python_version()}"
+# --- GPUs ---
 
 
 def _gpu(context: Context) -> str:

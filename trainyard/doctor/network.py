@@ -1,4 +1,4 @@
-"""Checks between ranks: exchanges of all, links between machines, clocks, the run directory."""
+"""Checks between ranks: exchanges of all, links between machines, the run directory."""
 
 import os
 import statistics
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from trainyard.doctor.check import FAIL, WARN, Check, Context, Row, differing, limit_check
+from trainyard.doctor.check import FAIL, WARN, Check, Context, Row, differing
 from trainyard.doctor.machine import existing
 from trainyard.printable import in_bits, in_seconds
 from trainyard.world import broadcast, gather
@@ -24,7 +24,6 @@ _SLOW_LINK = 1e9 / 8  # bytes per second
 _FIRST = 1 << 18  # bytes that are sent first, and at most
 _MOST = {"cpu": 1 << 24, "cuda": 1 << 28}
 _SLOW, _TOO_SLOW = 0.5, 0.1  # share of the fastest link's speed
-_SKEW_S, _LARGE_SKEW_S = 0.5, 60.0
 _SEEN_S = 5  # for another machine to see a new file: network file systems refresh now and then
 
 
@@ -32,26 +31,7 @@ def network_checks(context: Context) -> list[Check]:
     """Checks that all ranks run together."""
     devices = [torch.device("cpu")] + [context.device] * context.has_own_gpus
     exchanges = [Check("run directory", _sees_file, _judge_file), *map(_averaging, devices)]
-    if len(context.machines) == 1:
-        return exchanges
-    clocks = limit_check(
-        "clocks",
-        _skew,
-        in_seconds,
-        warn=_SKEW_S,
-        fail=_LARGE_SKEW_S,
-        is_time=True,
-        where=" from rank 0's",
-        advice="start chrony or another NTP client there",
-    )
-    return [*exchanges, clocks, *map(_links, devices)]
-
-
-def _skew(context: Context) -> float:
-    """Seconds between this clock and the first rank's, but for the time of a message."""
-    gather(context.world, None)
-    times = gather(context.world, time.time())
-    return abs(times[context.world.rank] - times[0])
+    return [*exchanges, *(map(_links, devices) if len(context.machines) > 1 else ())]
 
 
 # --- speeds ---

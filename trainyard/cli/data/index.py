@@ -5,6 +5,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from trainyard.arguments import whole_number
+from trainyard.cli.options import add_json
 from trainyard.data.storage.location import take_secrets
 from trainyard.printable import printable
 
@@ -32,7 +33,7 @@ def add_location(parser: argparse.ArgumentParser) -> None:
         type=take_secrets,
         help="a folder, a file, shards or a URL",
     )
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+    add_json(parser)
 
 
 def add_division(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainyard.cli.data.packed import print_packed
-from trainyard.cli.options import add_processes
+from trainyard.cli.options import add_json, add_processes
 from trainyard.cli.printing import print_table
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _add_folders(parser: argparse.ArgumentParser, source: str) -> None:
 
 def _add_destination(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("destination", metavar="DESTINATION", help="folder to create")
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+    add_json(parser)
 
 
 def _add_no_checksum(parser: argparse.ArgumentParser) -> None:
