@@ -131,8 +131,8 @@ def pretrained_weights(
     except Exception as error:  # from any library between here and the hub
         raise CheckpointError(
             "weights.not-downloaded",
-            "{key} = {value!r}: cannot get the weights of {name}: {reason}; without a network, "
-            "name a file of weights: {key} = 'FILE.safetensors'",
+            "--{key} {value}: cannot get the weights of {name}: {reason}; without a network, "
+            "--{key} FILE names a file of weights, and the recipe photos needs none",
             key=key,
             value=value,
             name=name,
