@@ -39,13 +39,35 @@ def _is_error(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, TrainyardError)
 
 
-def sites() -> Iterator[tuple[str, ast.Call]]:
-    """Every call that makes an error, with its place."""
+def sites() -> Iterator[tuple[str, ast.Call, set[str]]]:
+    """Every call that makes an error, with its place, and the fields that it gives."""
     names = kinds()
     for path in sorted(ROOT.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and names & set(_made_by(node.func)):
-                yield f"{path.relative_to(ROOT)}:{node.lineno}", node
+        tree = ast.parse(path.read_text())
+        shared = {name: set[str]() for name in names} | _partials(tree, names)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                made = shared.keys() & set(_made_by(node.func))
+                fields = {keyword.arg or "**" for keyword in node.keywords}
+                for name in sorted(made)[:1]:
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", node, fields | shared[name]
+
+
+def _partials(tree: ast.AST, names: set[str]) -> dict[str, set[str]]:
+    """The fields of `partial(ERROR, FIELD=…)`, by the names that it has or is returned by."""
+    found = dict[str, set[str]]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call):
+                pass
+            case ast.FunctionDef(name=name, body=[*_, ast.Return(value=ast.Call() as call)]):
+                pass
+            case _:
+                continue
+        if ast.unparse(call.func) == "partial" and ast.unparse(call.args[0]) in names:
+            fields = {keyword.arg or "**" for keyword in call.keywords}
+            assert found.setdefault(name, fields) == fields, f"two kinds of {name}"
+    return found
 
 
 def _made_by(called: ast.expr) -> Iterator[str]:
@@ -64,7 +86,7 @@ def fields_of(text: str) -> set[str]:
 def test_every_error_has_a_text_of_its_fields() -> None:
     """Beside its code; in SHARED if several places raise it."""
     wrong, used = [], Counter({"disk.full": 2, "disk.read-only": 2, "run.stopped": 2})
-    for place, call in sites():
+    for place, call, given in sites():
         match [arg.value if isinstance(arg, ast.Constant) else None for arg in call.args]:
             case [str(code)] if code in SHARED:
                 text = SHARED[code]
@@ -76,7 +98,6 @@ def test_every_error_has_a_text_of_its_fields() -> None:
         used[code] += 1
         if not re.fullmatch(r"[a-z][a-z0-9]*\.[a-z0-9]+(-[a-z0-9]+)*", code):
             wrong.append(f"{place}: {code} is no area and a few words")
-        given = {keyword.arg for keyword in call.keywords}
         if given != fields_of(text):
             wrong.append(f"{place}: {code} has {fields_of(text)}, not {given}")
     wrong += [f"SHARED: {code} belongs beside its raise" for code in SHARED if used[code] < 2]

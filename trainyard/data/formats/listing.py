@@ -195,10 +195,11 @@ def _duplicates(lists: Sequence[ListRows], hashes: "array[int]") -> dict[int, tu
 def _check_repeated(one: ListRows, row: Row, other: ListRows, known: Row) -> None:
     """DataError if a row contradicts an earlier one of its image."""
     other_line = f"{known.line}" if other is one else f"{known.line} of {other.path}"
-    fields = {"path": one.path, "line": row.line, "image": row.path, "other_line": other_line}
-    wrong = partial(DataError, **fields)
+    contradiction = partial(
+        DataError, path=one.path, line=row.line, image=row.path, other_line=other_line
+    )
     if one.images.is_searched and parts_of(row.cell) != parts_of(known.cell):
-        raise wrong(
+        raise contradiction(
             "list.cells-of-one-image",
             "{path}, line {line}: {cell!r} stands for {image}, as {other!r} does in line "
             "{other_line}: fetch the missing image, or write the paths of both",
@@ -207,7 +208,7 @@ def _check_repeated(one: ListRows, row: Row, other: ListRows, known: Row) -> Non
         )
     if ({*known.labels}, known.split) != ({*row.labels}, row.split):
         hint = f"; several labels go into a column {LISTS}, as in a|b"
-        raise wrong(
+        raise contradiction(
             "list.image-contradicted",
             "{path}, line {line}: {image}: is {value} here and {other} in line {other_line}: "
             "leave one out{hint}",

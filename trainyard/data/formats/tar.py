@@ -54,8 +54,24 @@ class Member(NamedTuple):
     size: int  # bytes
 
 
-class _Broken(DataError):
+class _Broken(Exception):
     """A problem of a header; `walk` adds its position."""
+
+
+class _Compressed(_Broken):
+    """The archive is compressed; the argument is the tool that decompresses it."""
+
+
+class _PointsOut(_Broken):
+    """The member of this name would lie outside of the archive."""
+
+
+class _Sparse(_Broken):
+    """A file with holes is not stored in one piece."""
+
+
+class _Link(_Broken):
+    """The member is no file; the arguments are its name and what it is."""
 
 
 class BufferedTarReader(Closing):
@@ -162,8 +178,7 @@ def walk(
             is_file = kind in _REGULAR
             override = {} if is_file else _override(tar, member, kind, override)
         except _Broken as error:
-            place = {"path": tar.name, "offset": position}
-            raise DataError(error.code, error.text, **place | error.fields) from None
+            raise _error(tar.name, position, error) from None
         # Tars older than POSIX mark a folder by a slash.
         if (is_file and name[-1:] != "/") or (kind in _WITHOUT_CONTENT and kind != b"5"):
             yield member
@@ -195,16 +210,40 @@ def _check_end(tar: BufferedTarReader, position: int, end: int) -> None:
             raise DataError("tar.second-archive", path=tar.name, offset=position)
 
 
-def _damaged(reason: str) -> _Broken:
-    return _Broken("tar.damaged", reason=reason)
-
-
-def _sparse() -> _Broken:
-    return _Broken(
-        "tar.sparse-file",
-        "{path}, byte {offset}: a file with holes is not stored in one piece; write the archive "
-        "without tar --sparse",
-    )
+def _error(path: str, offset: int, broken: _Broken) -> DataError:
+    """The error of a problem of the header at a byte of a tar."""
+    match broken:
+        case _Compressed():
+            return DataError("tar.compressed", path=path, hint=f" ({broken})")
+        case _PointsOut():
+            return DataError(
+                "tar.member-outside",
+                "{path}, byte {offset}: the member {name!r} points out of the archive; do not "
+                "trust this file",
+                path=path,
+                offset=offset,
+                name=str(broken),
+            )
+        case _Sparse():
+            return DataError(
+                "tar.sparse-file",
+                "{path}, byte {offset}: a file with holes is not stored in one piece; write the "
+                "archive without tar --sparse",
+                path=path,
+                offset=offset,
+            )
+        case _Link():
+            name, kind = broken.args
+            return DataError(
+                "tar.no-file",
+                "{path}, byte {offset}: {name!r} is {kind}, not a file; write the archive with "
+                "tar --dereference --hard-dereference",
+                path=path,
+                offset=offset,
+                name=name,
+                kind=kind,
+            )
+    return DataError("tar.damaged", path=path, offset=offset, reason=str(broken))
 
 
 def some_names(tar: Source) -> Iterator[str]:
@@ -261,20 +300,15 @@ def _parse(block: bytes, override: dict[str, str]) -> tuple[str, bytes, int]:
             raw = prefix.partition(b"\0")[0] + b"/" + raw
         name = raw.decode("utf-8", "surrogateescape")
     if name.startswith("/") or (".." in name and ".." in name.split("/")):
-        raise _Broken(
-            "tar.member-outside",
-            "{path}, byte {offset}: the member {name!r} points out of the archive; do not trust "
-            "this file",
-            name=name[:200],
-        )
+        raise _PointsOut(name[:200])
     return name, kind, size
 
 
 def _no_header(block: bytes) -> _Broken:
     for magic, tool in _COMPRESSIONS.items():
         if block.startswith(magic):
-            return _Broken("tar.compressed", hint=f" ({tool})")
-    return _damaged("not a tar header (its checksum does not match)")
+            return _Compressed(tool)
+    return _Broken("not a tar header (its checksum does not match)")
 
 
 def _size(field: bytes) -> int:
@@ -282,7 +316,7 @@ def _size(field: bytes) -> int:
         return int.from_bytes(field[1:], "big")
     size = _octal(field)
     if size is None:
-        raise _damaged(f"the member's size {field!r} is not an octal number")
+        raise _Broken(f"the member's size {field!r} is not an octal number")
     return size
 
 
@@ -300,25 +334,19 @@ def _override(tar: Source, member: Member, kind: bytes, override: dict[str, str]
     """The values that the headers so far set for the next member; `member` is no file."""
     if kind in b"xXLg":
         if member.size > _MAX_METADATA:
-            raise _damaged(f"a name or pax header of {member.size:,} bytes is not believable")
+            raise _Broken(f"a name or pax header of {member.size:,} bytes is not believable")
         text = tar.read(member.offset, member.size)
         if kind == b"L":
             return override | {"path": _text(text.partition(b"\0")[0])}
         found = _pax_records(text)
         if found and kind == b"g":
-            raise _damaged("a pax header gives all members one name or size")
+            raise _Broken("a pax header gives all members one name or size")
         return override | found
     if kind == b"S":
-        raise _sparse()
+        raise _Sparse
     is_wanted = is_image(member.name) or member.name.endswith(".tar")
     if kind in _WITHOUT_CONTENT and kind != b"5" and is_wanted:
-        raise _Broken(
-            "tar.no-file",
-            "{path}, byte {offset}: {name!r} is {kind}, not a file; write the archive with tar "
-            "--dereference --hard-dereference",
-            name=member.name,
-            kind=_WITHOUT_CONTENT[kind],
-        )
+        raise _Link(member.name, _WITHOUT_CONTENT[kind])
     return {}
 
 
@@ -332,14 +360,14 @@ def _pax_records(content: bytes) -> dict[str, str]:
         record = content[space + 1 : position + length]
         key, equals, value = record.partition(b"=")
         if not equals or position + length > len(content):
-            raise _damaged("broken pax header")
+            raise _Broken("broken pax header")
         if key.startswith(b"GNU.sparse."):
-            raise _sparse()
+            raise _Sparse
         if key in (b"path", b"size"):
             found[key.decode()] = _text(value.removesuffix(b"\n"))
         position += length
     if "\0" in found.get("path", ""):
-        raise _damaged("broken pax header: a name with a zero byte")
+        raise _Broken("broken pax header: a name with a zero byte")
     return found
 
 
@@ -349,5 +377,5 @@ def _text(raw: bytes) -> str:
 
 def _decimal(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or not 0 < len(text) < 20:
-        raise _damaged(f"broken tar header: {text[:20]!r} is no number")
+        raise _Broken(f"broken tar header: {text[:20]!r} is no number")
     return int(text)
