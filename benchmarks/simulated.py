@@ -2,7 +2,7 @@
 
 Everything but the exchange is Trainyard's: order, augmentation, model, schedule, optimizer, loss
 and evaluation. An exchange is a product of matrices, so this is a plain reference of the averagers
-too: tests/benchmarks/test_simulated.py compares both.
+too: tests/benchmarks/test_loaders.py compares both.
 """
 
 import time

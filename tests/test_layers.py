@@ -4,7 +4,13 @@ import ast
 import copy
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
+
+import pytest
+
+from tests.size import tokens_of
+from tests.tiers import in_parts
+from tests.twins.__main__ import differences
 
 PACKAGE = Path(__file__).parent.parent / "trainyard"
 
@@ -189,3 +195,72 @@ def test_the_loop_is_short_and_has_few_branches() -> None:
     loop = next(n for n in nodes if isinstance(n, ast.FunctionDef) and n.name == "loop")
     assert (loop.end_lineno or 0) - loop.lineno < 60
     assert sum(isinstance(node, ast.If) for node in ast.walk(loop)) <= 7
+
+
+# --- what counts as a token of code ---
+
+
+@pytest.mark.parametrize(
+    ("source", "tokens"),
+    [
+        ("", 0),
+        ("x = 1", 3),
+        ("x = 1  # one", 3),
+        ("# one\n\n\nx = 1\n", 3),
+        ('"""A module."""\nx = "text"\n', 3),
+        ('x = 1\n"""An attribute."""\n', 3),
+        ('def f():\n    """Over\n    lines."""\n    return x\n', 7),
+        ("f(\n    x,\n)\n", 5),  # as many as in one line, but for the comma
+    ],
+)
+def test_comments_docstrings_and_blank_lines_are_no_code(source: str, tokens: int) -> None:
+    assert tokens_of(source) == tokens
+
+
+# --- the order of tests in a session of several processes ---
+
+
+class Item:
+    """A test of a file, with the names of its markers."""
+
+    def __init__(self, path: str, *marks: str) -> None:
+        self.path, self.marks = Path(path), marks
+
+    def get_closest_marker(self, name: str) -> str | None:
+        return name if name in self.marks else None
+
+
+def test_each_process_gets_quick_ones_and_then_whole_slow_files() -> None:
+    slow = {name: [Item(name, "slow") for _ in range(3)] for name in ("a", "services/b")}
+    quick = [Item("a"), Item("services/b", "slow", "quick"), Item("c"), Item("c")]
+    mixed: list[Any] = [*slow["a"], *quick[:3], *slow["services/b"], quick[3]]
+    one: list[Any] = [*quick, *slow["services/b"], *slow["a"]]
+    assert in_parts(mixed, 1) == one
+    two: list[Any] = [*quick[::2], *slow["services/b"], *quick[1::2], *slow["a"]]
+    assert in_parts(mixed, 2) == two
+
+
+# --- the comparison of `make twins` finds a difference, wherever it is ---
+
+
+ROW = {"reports": {"train 4": {"loss": 1.25, "lrs": [0.1, 0.2]}}, "output": "a"}
+
+
+def test_equal_outcomes_have_no_difference() -> None:
+    assert [*differences(ROW, ROW | {})] == []
+
+
+@pytest.mark.parametrize(
+    ("other", "where"),
+    [
+        ({"reports": {"train 4": {"loss": 1.2500000000000002, "lrs": [0.1, 0.2]}}}, "loss"),
+        ({"reports": {"train 4": {"loss": 1.25, "lrs": [0.1]}}}, "lrs"),
+        ({"reports": {"train 4": {"loss": 1.25, "lrs": [0.1, 0.3]}}}, "lrs / 1"),
+        ({"reports": {}}, "reports / train 4"),
+        ({"output": "b"}, "output"),
+        ({"more": {}}, "more"),
+    ],
+)
+def test_a_difference_is_named(other: dict[str, object], where: str) -> None:
+    (found,) = differences(ROW, ROW | other)
+    assert where in found

@@ -1,5 +1,6 @@
 """What benchmarks/loader.py stands on: photographs, yardstick, contenders, tables."""
 
+import argparse
 import ctypes.util
 import io
 import json
@@ -14,6 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks import tiles
+from benchmarks.convergence import TUNING, next_jobs
+from benchmarks.fashion_mnist import Job, Run, Team, prepare, recipe
 from benchmarks.loaders.catalogue import CONTENDERS, FULL, SMALL
 from benchmarks.loaders.decoders import quality, trainyard, without_extension, yardstick
 from benchmarks.loaders.environments import MAIN, PEERS
@@ -23,9 +27,9 @@ from benchmarks.loaders.pool import BATCH, SIDE, Pool, load_pool
 from benchmarks.loaders.tables import loader_tables
 from benchmarks.loaders.variants import VARIANTS
 from benchmarks.loaders.yardstick.build import build_yardstick
+from benchmarks.published import Cell, by_source, typical
+from benchmarks.simulated import simulated
 from trainyard.data._native import core
-
-pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent.parent
 COUNT = BATCH
@@ -43,6 +47,7 @@ def pool(folder: Path) -> Pool:
     return load_pool(sorted((folder / "data" / "photographs").glob("*/*.jpg")))
 
 
+@pytest.mark.slow
 def test_photographs_are_like_imagenets_and_always_the_same(folder: Path, tmp_path: Path) -> None:
     about = make_photographs(folder / "data" / "photographs", COUNT, workers=1)
     assert 80_000 < np.mean([each.size for each in about]) < 140_000
@@ -73,6 +78,7 @@ def can_build() -> bool:
     return has_avx2 and header and ctypes.util.find_library("jpeg") is not None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not can_build() or shutil.which("cc") is None, reason="needs AVX2, cc and libjpeg's headers"
 )
@@ -84,6 +90,7 @@ def test_the_yardstick_gives_pillows_pixels(folder: Path, pool: Pool) -> None:
     assert found["median_db"] > 55
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(core is None, reason="needs the extension")
 @pytest.mark.parametrize("kind", ["plain", "seek", "packed"])
 def test_our_decoder_is_measured_on_the_same_crops(kind: str, pool: Pool) -> None:
@@ -91,6 +98,7 @@ def test_our_decoder_is_measured_on_the_same_crops(kind: str, pool: Pool) -> Non
     assert quality([decode], [wanted(pool)])["median_db"] > 45
 
 
+@pytest.mark.slow
 def test_what_others_are_held_against_is_pillows_own(pool: Pool) -> None:
     right = wanted(pool)
     for n in range(4):
@@ -99,6 +107,7 @@ def test_what_others_are_held_against_is_pillows_own(pool: Pool) -> None:
     assert quality([without_extension(pool, pool.batches()[0])], [right])["least_db"] > 90
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")  # torchvision
 @pytest.mark.parametrize(
     ("name", "least_db"),
@@ -117,6 +126,7 @@ def test_peers_decode_the_same_crop(name: str, least_db: float, pool: Pool) -> N
 # --- the contenders ---
 
 
+@pytest.mark.slow
 def test_every_contender_has_its_code_its_environment_and_its_data() -> None:
     names = [contender.title for contender in CONTENDERS]
     assert len({*names}) == len(names)
@@ -127,6 +137,7 @@ def test_every_contender_has_its_code_its_environment_and_its_data() -> None:
         assert contender.variant in ("photographs", *VARIANTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "contender", ["trainyard_loader make", "trainyard_decoder make", "in_threads with_simplejpeg"]
 )
@@ -160,6 +171,7 @@ LOADERS = {
 }
 
 
+@pytest.mark.slow
 def test_the_tables_have_medians_spreads_and_ratios() -> None:
     full, small = loader_tables(LOADERS)
     assert full.rows[0][:5] == [
@@ -168,3 +180,79 @@ def test_the_tables_have_medians_spreads_and_ratios() -> None:
     assert full.rows[1][:5] == ["timm", "400 (390 to 410)", "", "", "4.00"]
     assert small.rows[0][3:5] == ["1.10", ""]  # ours is not among these
     assert full.markdown().count("\n| ") == 4
+
+
+# --- the comparison of estimates with what others have published ---
+
+
+def cell(source: str, longer: float) -> Cell:
+    return Cell(source, "resnet50", "h100", 1.0, 1.0, longer)
+
+
+def test_a_source_counts_once() -> None:
+    """Five lengths of one recipe made the median theirs; a guess is no second source."""
+    many = [cell("A", longer) for longer in (1.05, 1.06, 1.07, 1.08, 1.09)]
+    cells = [*many, cell("B, one guess", 1.0), cell("B, another", 1.6), cell("C", 0.5)]
+    assert by_source(cells) == pytest.approx({"A": 1.07, "B": 1.3, "C": 2.0})
+    assert typical(cells) == pytest.approx(1.3)
+
+
+# --- which runs benchmarks/convergence.py still wants ---
+
+
+@pytest.mark.slow
+def test_finished_runs_are_not_repeated_and_tests_wait_for_the_rate(tmp_path: Path) -> None:
+    names = ["all-reduce", "sharded"]
+    options = argparse.Namespace(folder=tmp_path, replicas=4, epochs=2, only=names, seeds=2)
+    found: list[Run] = []
+    while tuning := [job for job in next_jobs(found, options) if job.run["held_out"]]:
+        assert {job.run["contender"] for job in tuning} == {"all-reduce"}
+        assert {job.run["seed"] for job in tuning} <= {*TUNING}
+        assert "data.val_share" in tuning[0].keys
+        run = tuning[0].run
+        found.append(run | {"top1": 0.9, "loss": abs(float(run["lr"]) - 0.4)})
+    finals = [job.run for job in next_jobs(found, options)]
+    assert [(run["contender"], run["seed"]) for run in finals] == [
+        ("all-reduce", 0),
+        ("sharded", 0),
+        ("all-reduce", 1),
+        ("sharded", 1),
+    ]
+    assert {run["lr"] for run in finals} == {0.4}
+    done = next_jobs(found, options)[1]
+    left = [job.run for job in next_jobs([*found, done.run | {"top1": 0.9}], options)]
+    assert left == [run for run in finals if run != done.run]
+
+
+# --- replicas of one process against those of several: benchmarks/simulated.py ---
+
+
+RANKS = 4
+AVERAGES: list[dict[str, Any]] = [
+    {"name": "allreduce"},
+    {"name": "gossip"},
+    {"name": "gossip", "overlap": False, "topology": "ring"},
+    {"name": "gossip", "topology": "benchmarks.convergence:with_more_global_rounds"},
+    {"name": "periodic", "every": 2},
+]
+
+
+@pytest.mark.night
+def test_one_process_has_the_figures_of_several(tmp_path: Path) -> None:
+    tiles.write(tmp_path / "tiles", (512, 200))
+    prepare(tmp_path, tmp_path / "tiles")
+    team = Team(RANKS)
+    for number, average in enumerate(AVERAGES):
+        keys = recipe(tmp_path, epochs=1, seed=number, held_out=False)
+        keys |= {f"average.{key}": value for key, value in average.items()}
+        keys |= {"batch.size": 64, "batch.precision": "fp32", "optim.lr": 0.1}
+        job = Job({}, keys, RANKS)
+        team.start(job, tmp_path / f"{number}")
+        found, own = team.finish(), simulated(0, job, 0, tmp_path / "none")
+        assert own["steps"] == found["steps"] == 8
+        assert own["loss"] == pytest.approx(found["loss"], rel=1e-4)
+        assert own["top1"] == pytest.approx(found["top1"], abs=0.006)  # one tile of 200
+        if average["name"] != "allreduce":  # it has no distances
+            assert own["distances"] == pytest.approx(found["distances"], rel=1e-3)
+    team.end()
+    assert not (tmp_path / "none").exists()

@@ -1,6 +1,11 @@
 """A launcher is one class and one row of the table; --gpus means the same with each."""
 
 import argparse
+import io
+import queue
+import signal
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,8 +15,12 @@ from tests.errors import check, refused
 from tests.gpus import pretend
 from trainyard.cli.launch import LAUNCHERS
 from trainyard.launch import elastic
+from trainyard.launch.elastic import Policy, on_loopback, run_ranks
+from trainyard.launch.exit_codes import first_cause
 from trainyard.launch.job import Job
 from trainyard.launch.launcher import Launcher, add_ranks, add_restarts
+from trainyard.launch.output import Printer
+from trainyard.launch.signals import handling, next_event
 
 
 class Toy(Launcher):
@@ -92,3 +101,75 @@ def test_local_starts_a_rank_for_each_gpu_that_is_asked_for(
     pretend(monkeypatch, 4)
     monkeypatch.setattr(elastic, "run_ranks", lambda command, ranks, *_, **__: 70 + ranks)
     assert run("launch", "local", "debug", "--gpus", 2) == 72
+
+
+# --- output of ranks, printed by the launcher ---
+
+
+def test_characters_that_stdout_cannot_encode(monkeypatch: pytest.MonkeyPatch) -> None:
+    latin = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", latin)
+    Printer(["a"]).line("a", "loss → 1", is_error=False)
+    latin.seek(0)
+    assert latin.read() == "a | loss ? 1\n"
+
+
+# --- the first cause when ranks end in different ways ---
+
+
+@pytest.mark.parametrize(
+    ("ends", "first"),
+    [
+        ({0: 130, 1: -9}, (1, -9)),  # the launcher stopped rank 0
+        ({0: 1, 1: 75}, (0, 1)),  # ranks save together or not at all
+        ({0: -15, 1: 1, 2: 2}, (2, 2)),
+        ({0: 130, 1: 130}, (0, 130)),
+        ({0: -10, 1: -10}, (0, -10)),  # before the first step
+        ({0: 0, 1: 130}, (1, 130)),
+        ({0: 0, 1: 3}, (1, 3)),
+        ({0: 1, 1: -15, 2: 1}, (0, 1)),
+    ],
+)
+def test_first_cause(ends: dict[int, int], first: tuple[int, int]) -> None:
+    assert first_cause(ends) == first
+
+
+def test_a_rank_that_saves_longer_than_another_has_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal while it saves would end it."""
+    monkeypatch.setattr("trainyard.launch.elastic.NOTICE_S", 0.1)
+    rank = (
+        "import os, sys, time",
+        "time.sleep(2 * int(os.environ['RANK']))",
+        f"open(f'{tmp_path}/' + os.environ['RANK'], 'w').close()",
+        "sys.exit(75)",
+    )
+    command = (sys.executable, "-c", "; ".join(rank))
+    assert run_ranks(command, 2, on_loopback(), Policy(grace_s=60), say=print) == 75
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+# --- signals ---
+
+
+def test_a_signal_that_another_thread_receives_is_an_event() -> None:
+    """The main thread slept on, so that a launcher ran for ever after Ctrl-C."""
+    events: queue.SimpleQueue[int] = queue.SimpleQueue()
+    is_over = threading.Event()
+    reader = threading.Thread(target=is_over.wait)
+    reader.start()
+    assert reader.ident is not None
+    to_reader = (reader.ident, signal.SIGUSR1)
+    with handling((signal.SIGUSR1,), lambda number, frame: events.put(number)):
+        threading.Timer(0.1, signal.pthread_kill, to_reader).start()
+        try:
+            assert next_event(events) == signal.SIGUSR1
+        finally:
+            is_over.set()
+            reader.join()
+
+
+def test_the_wait_ends() -> None:
+    with pytest.raises(queue.Empty):
+        next_event(queue.SimpleQueue[int](), 0.01)

@@ -1,5 +1,6 @@
 """A timm model by name: its options, and the image sizes that it takes."""
 
+import math
 from typing import Any
 
 import pytest
@@ -9,8 +10,12 @@ from torch import Tensor, nn
 
 from tests.errors import raises
 from trainyard.config import check
+from trainyard.course import build_course
 from trainyard.model.build import build_model
 from trainyard.model.config import ModelConfig
+from trainyard.model.flops import forward_flops
+from trainyard.model.plain_vit import PlainViT, sine_positions
+from trainyard.run.metrics import ideal_seconds
 from trainyard.run.model import build_run_model
 
 SMALL_VIT: dict[str, Any] = {"embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -211,3 +216,128 @@ def test_position_embeddings_are_for_the_largest_size_that_is_trained() -> None:
     assert model.get_parameter("pos_embed").shape == (1, 1 + 4 * 4, 32)
     with torch.no_grad():
         assert [model(images(size)).shape for size in (32, 64, 96)] == [(2, 5)] * 3
+
+
+# --- the plain vision transformer is timm's, but for positions, pooling and first weights ---
+
+
+SMALL: dict[str, Any] = {"depth": 2, "embed_dim": 32, "num_heads": 2}
+
+
+def small(image_size: int = 48) -> PlainViT:
+    torch.manual_seed(0)
+    config = ModelConfig(name="plain_vit_small_patch16_224", options=SMALL)
+    model = build_model(config, num_classes=10, image_size=image_size)
+    assert isinstance(model, PlainViT)
+    return model
+
+
+def test_positions_are_the_written_out_formula() -> None:
+    found = sine_positions(3, 5, 16)
+    assert found.shape == (15, 16)
+    for row in range(3):
+        for column in range(5):
+            for number in range(4):
+                angles = [place / 10_000 ** (number / 3) for place in (column, row)]
+                expected = [f(angle) for angle in angles for f in (math.sin, math.cos)]
+                own = found[row * 5 + column, number::4].tolist()
+                assert own == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_model_is_timms_with_these_positions() -> None:
+    model = small().eval()
+    assert "pos_embed" not in model.state_dict()  # a constant: not trained, averaged or saved
+    assert isinstance(model.head, torch.nn.Linear)
+    torch.nn.init.normal_(model.head.weight)
+    options: dict[str, Any] = {"class_token": False, "global_pool": "avg", "fc_norm": False}
+    timms = timm.create_model(
+        "vit_small_patch16_224", num_classes=10, img_size=48, **SMALL, **options
+    ).eval()
+    timms.load_state_dict(model.state_dict() | {"pos_embed": sine_positions(3, 3, 32)[None]})
+    images = torch.randn(2, 3, 48, 48)
+    torch.testing.assert_close(model(images), timms(images), rtol=1e-5, atol=1e-6)
+
+
+def test_first_weights_are_those_of_big_vision() -> None:
+    """Variances that flax gives to its layers: xavier, and lecun for the patches."""
+    model: Any = timm.create_model("plain_vit_small_patch16_224", depth=2)
+    attention, mlp = model.blocks[0].attn, model.blocks[0].mlp
+    for layer, bound in (
+        (attention.qkv, math.sqrt(6 / 768)),
+        (attention.proj, math.sqrt(6 / 768)),
+        (mlp.fc1, math.sqrt(6 / 1920)),
+    ):
+        assert layer.weight.abs().max().item() == pytest.approx(bound, rel=1e-3)
+        assert layer.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=2e-2)
+    assert model.patch_embed.proj.weight.std().item() == pytest.approx(768**-0.5, rel=2e-2)
+    assert not model.head.weight.any()
+
+
+# --- floating-point operations, beside what papers say of their models ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "giga_macs"),
+    [
+        ("resnet50", 4.1),
+        ("vit_base_patch16_224", 17.6),
+        ("convnext_tiny", 4.5),
+        ("convnext_base", 15.4),
+        ("swin_tiny_patch4_window7_224", 4.5),
+        ("efficientnet_b0", 0.39),
+    ],
+)
+def test_published_figures(name: str, giga_macs: float) -> None:
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    assert forward_flops(model, 224) == pytest.approx(2e9 * giga_macs, rel=0.02)
+
+
+def test_by_hand() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Flatten(), nn.Linear(8 * 16, 10))
+    assert forward_flops(model, 4) == 2 * (16 * 8 * 3 * 9 + 8 * 16 * 10)
+
+
+@pytest.mark.slow
+def test_a_model_is_left_as_it_is() -> None:
+    model = timm.create_model("resnet18", num_classes=7)
+    model.compile()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert forward_flops(model, 64) == forward_flops(model.eval(), 64) > 2e8
+    for name, tensor in model.state_dict().items():
+        assert tensor.device.type == "cpu"
+        assert torch.equal(tensor, before[name]), name
+
+
+# --- how long an image would take a device at its peak ---
+
+
+COURSE = build_course(
+    "10 steps", epoch_samples=64, batch=8, image_size=32, size_stages=["5 steps: 64"]
+)
+
+
+def test_forward_and_twice_as_much_backward() -> None:
+    """A convolution by hand: 3 x 16 x 5 x 5 multiply-adds for each pixel."""
+    model = nn.Conv2d(3, 16, 5, padding=2, bias=False)
+    seconds = ideal_seconds(COURSE, model, peak=1e6)
+    for step, size in ((0, 32), (4, 32), (5, 64), (9, 64)):
+        assert seconds(step) == pytest.approx(3 * 2 * 3 * 16 * 25 * size**2 / 1e6)
+
+
+def test_the_model_stays_as_it_is() -> None:
+    model = timm.create_model("test_resnet", num_classes=10).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert (ideal_seconds(COURSE, model, peak=1e12)(0) or 0) > 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+class Impatient(nn.Module):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images * float(images.sum())  # which tensors without values do not have
+
+
+def test_without_a_peak_or_a_count_there_is_none() -> None:
+    assert ideal_seconds(COURSE, nn.Conv2d(3, 3, 1), peak=None)(3) is None
+    assert ideal_seconds(COURSE, Impatient(), peak=1e12)(3) is None

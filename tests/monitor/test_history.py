@@ -1,13 +1,16 @@
 """Reading back what a run has reported."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.errors import raises
+from trainyard.monitor import environment
 from trainyard.monitor.history import read_history, score
+from trainyard.monitor.outcome import Outcome
 from trainyard.monitor.trackers.tracker import BestEvaluation
 
 
@@ -96,3 +99,54 @@ def test_a_line_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b"\xff\xfe\n")
     with raises("run.not-a-report", line=1):
         read_history(tmp_path / "metrics.jsonl")
+
+
+# --- the last line of a run ---
+
+
+def test_values_are_those_that_chose_the_best() -> None:
+    """The higher ones of the weights and their moving average, or another value."""
+    last, best = {"step": 30, "top1": 0.7, "ema_top1": 0.8}, {"step": 20, "top1": 0.6}
+    best["ema_top1"] = 0.9
+    sentence = Outcome("runs/a", 30, 75.4, last, best, None).sentence()
+    assert {"80.00%", "90.00%", "20)", "0:01:15;"} <= set(sentence.replace("(", " ").split())
+    last, best = {"step": 30, "map": 0.7, "top1": 0.9}, {"step": 20, "map": 0.75, "top1": 0.1}
+    sentence = Outcome("runs/a", 30, 1, last, best, None, best_by="map").sentence()
+    assert "70.00%" in sentence and "75.00%" in sentence
+
+
+def test_json_has_no_number_that_json_lacks() -> None:
+    """`train --json` of a run whose loss was NaN could not be read by others."""
+    outcome = Outcome("runs/a", 30, 1, {"loss": float("nan")}, {"loss": float("inf")}, None)
+    tree = json.loads(json.dumps(outcome.as_dict(), allow_nan=False))
+    assert tree["last"] == tree["best"] == {"loss": None}
+
+
+# --- the commit in a run's environment.json is that of Trainyard, or none ---
+
+
+def git(folder: Path, *words: str) -> str:
+    who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    command = ["git", "-C", str(folder), *who, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def state(repository: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The commit of a Trainyard that lies in a folder of a repository."""
+    module = repository / package / "trainyard" / "monitor" / "environment.py"
+    module.parent.mkdir(parents=True)
+    module.touch()
+    monkeypatch.setattr(environment, "__file__", str(module))
+    return environment.describe_environment()["git"]
+
+
+def test_the_commit_is_not_that_of_the_users_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An environment inside of the user's repository gave the user's commit, as "altered"."""
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "mine")
+    packages = ".venv/lib/python3.12/site-packages"
+    assert state(tmp_path, packages, monkeypatch) is None
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert state(tmp_path, ".", monkeypatch) == {"commit": commit, "altered": True}
