@@ -12,7 +12,9 @@ from tests import tiers
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does, before torch
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile all of Trainyard
 
+from tests import loaders
 from tests.command_line import SHORT, run
 from trainyard.config import RunConfig, load_recipe
 from trainyard.datasets.prepare.digits import prepare_digits
@@ -20,6 +22,7 @@ from trainyard.datasets.prepare.digits import prepare_digits
 # Both are ignored under nohup, and in the background of a script, and children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+loaders.install()
 
 FORBIDDEN = ("no namespaces of its own", "no GPU at hand")
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests import loaders
 from tests.command_line import newest, run
 from tests.spawn import _CONTEXT, end_by, train_joined
 from trainyard.config import RunConfig, load_recipe
@@ -32,7 +33,7 @@ OPTIONS = {
     "batch.size": "64",
     "data.threads": "1",
 }
-RESNET = {"model.name": "test_resnet"}  # with batch norm
+RESNET = {"model.name": "test_resnet", "data.image_size": "16"}  # with batch norm
 
 Lines = list[dict[str, Any]]
 Hook = Callable[[TrainStep, Any, int], None]
@@ -91,6 +92,7 @@ def _hooked(before: Hook | None, after: Hook | None) -> Callable[..., StepStats]
 
 def command(arguments: list[str], stop_at: int | None = None, number: int = 0) -> None:
     """What `python -m trainyard` does, and a signal to itself in the midst of step `stop_at`."""
+    loaders.install_in_fork()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     on_each_step(after=lambda _, batch, step: end_by(number) if step + 1 == stop_at else None)
     sys.exit(run(*arguments))

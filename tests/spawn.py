@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from tests import loaders
 from tests.web import free_port
 from trainyard.config import RunConfig
 from trainyard.distributed import Watchdog, init_distributed
@@ -26,7 +27,7 @@ from trainyard.world import World
 _CONTEXT = multiprocessing.get_context("forkserver")
 _LATE = ("timm.optim", "torch.utils.serialization", "numpy.ma", "PIL.JpegImagePlugin")  # by a run
 _CONTEXT.set_forkserver_preload(
-    ["pytest", "torch", "timm", "trainyard.run.trainer", *_LATE, __name__]
+    ["pytest", "torch", "timm", "trainyard.run.trainer", *_LATE, *loaders.MODULES, __name__]
 )
 if "OMP_NUM_THREADS" in os.environ:  # else training sets the number, here and in forked processes
     torch.set_num_threads(1)
@@ -123,6 +124,7 @@ def _launched(
 
 def train_joined(config: RunConfig, folder: Path, world: World) -> Outcome:
     """Train as one of ranks that have joined already."""
+    loaders.install_in_fork()
     console, watchdog = Console(quiet=True), Watchdog(world=world)
     try:
         return trainer.train_joined(

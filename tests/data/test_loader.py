@@ -20,6 +20,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from tests import loaders
 from tests.data.loading import CROP, all_batches, copied, jpeg, spec
 from tests.data.tars import Patch, write_files, write_shard
 from tests.errors import raises
@@ -258,6 +259,13 @@ def test_an_index_that_is_gone_is_named(digits: Path, tmp_path: Path) -> None:
     assert str(index.path) in str(caught.value.fields["traceback"])
 
 
+@pytest.fixture
+def real_start(monkeypatch: Patch) -> None:
+    """Loaders start as they do for users."""
+    monkeypatch.setattr(loaders.REAL, "is_wanted", True)
+
+
+@pytest.mark.usefixtures("real_start")
 def test_the_death_of_the_loader_is_noticed(index: Index) -> None:
     """While the trainer waits in next(), which a stopped loader keeps it doing."""
     with Loader(index, spec(start=0, stop=1000)) as loader:
@@ -293,6 +301,7 @@ def test_a_loader_that_hangs_up_and_stays_is_an_error_and_ends() -> None:
     assert it._process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.usefixtures("real_start")
 @pytest.mark.parametrize("dies", [False, True], ids=["closed", "died"])
 def test_a_loader_is_reaped_after_its_group_is_killed_not_before(
     index: Index, monkeypatch: Patch, dies: bool
@@ -317,6 +326,7 @@ def test_a_loader_is_reaped_after_its_group_is_killed_not_before(
     assert loader._process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.usefixtures("real_start")
 def test_signals_that_end_a_run_do_not_end_the_loader(index: Index) -> None:
     """Neither while it starts nor later: the trainer still wants its last batches."""
     config = spec(start=0, stop=4)
@@ -330,6 +340,7 @@ def test_signals_that_end_a_run_do_not_end_the_loader(index: Index) -> None:
 # --- nothing is left behind ---
 
 
+@pytest.mark.usefixtures("real_start")
 def test_closing_in_the_middle_and_twice(index: Index) -> None:
     descriptors = len(os.listdir("/proc/self/fd"))
     signals = signal.pthread_sigmask(signal.SIG_BLOCK, ())

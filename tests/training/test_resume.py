@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests import loaders
 from tests.command_line import run
 from tests.errors import check, raises, refused
 from tests.runs import (
@@ -325,6 +326,7 @@ def train_without_loader(world: World, config: RunConfig, folder: Path) -> None:
             (loader,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
             os.kill(int(loader), signal.SIGKILL)
 
+    loaders.REAL.is_wanted = True  # a copy's model is a child too
     on_each_step(before=kill_loader)
     train_joined(config, folder, world)
 
