@@ -17,7 +17,7 @@ from trainyard.world import World, total
 
 pytestmark = pytest.mark.slow
 
-NUM_STEPS = 12
+NUM_STEPS = 7  # fp16 has a larger scale from the fifth on
 CASES = {
     "plain": PLAIN,
     "ranks differ by a sample": Case(batch=30),
@@ -75,9 +75,9 @@ def test_same_losses_as_one_process(
     reference, found = alone[name], ranks[0][name]
     assert found.losses == pytest.approx(reference.losses, rel=tolerance)
     assert found.norms == pytest.approx(reference.norms, rel=10 * tolerance)
-    assert reference.losses[-1] != pytest.approx(reference.losses[0], rel=0.02)  # it did train
     distance = np.linalg.norm(found.weights - reference.weights)
-    assert distance < tolerance * np.linalg.norm(reference.weights)
+    limit = tolerance * np.linalg.norm(reference.weights)
+    assert distance < limit < np.linalg.norm(reference.weights - flat(vit()).numpy()) / 2
     for other in ranks[1:]:
         np.testing.assert_array_equal(other[name].weights, found.weights)
         assert other[name].norms == found.norms

@@ -229,6 +229,7 @@ OPTIONS = {
     "run.max_skipped": "8",
     "batch.size": str(BATCH),
     "data.threads": "1",
+    "data.image_size": "16",
     "model.name": "test_resnet",  # with batch norm, which what is not finite would spoil
 }
 PLAN = ShuffledPlan(1433, BATCH, seed=0)

@@ -184,12 +184,16 @@ def reads_of(parts: Parts) -> int:
 
 OPTIONS = {
     "fp16": {"batch.precision": "fp16"},
-    "clipped by norm": {"optim.clip_norm": "1.0"},
-    "micro-batches": {"batch.micro": "5"},
-    "frozen": {"model.freeze": '["stem*"]'},
-    "average": {"model.ema_decay": "0.999", "model.ema_warmup": "true"},
-    "drop path that grows": {"model.drop_path": "0.1", "schedule.drop_path_start": "0.0"},
-    "adam": {"optim.name": "adam"},
+    "adam, and all that a step may do besides": {
+        "optim.name": "adam",
+        "optim.clip_norm": "1.0",
+        "batch.micro": "5",
+        "model.freeze": '["stem*"]',
+        "model.ema_decay": "0.999",
+        "model.ema_warmup": "true",
+        "model.drop_path": "0.1",
+        "schedule.drop_path_start": "0.0",
+    },
 }
 CASES: dict[str, tuple[str, dict[str, str]]] = {
     name: (name, {}) for name in sorted(builtin_recipes())
