@@ -160,6 +160,14 @@ def test_soft_labels_are_what_a_recipe_trains_with(
     assert numbers.dtype == torch.int64
 
 
+@pytest.mark.parametrize("train", [True, False])
+def test_loops_find_what_they_ask_a_data_loader_for(made: Any, digits: Path, train: bool) -> None:
+    source = made(digits, train=train)
+    assert source.batch_sampler is None  # as a DataLoader of an iterable data set has it
+    assert callable(source.sampler.set_epoch)
+    assert len(source.dataset) == (1433 if train else 364)
+
+
 def test_numpy_gets_the_same_batches(digits: Path, made: Any) -> None:
     arrays = of_numpy.loader(digits, 64, image_size=32)
     for (images, labels), (pixels, numbers), _ in zip(arrays, made(digits), range(3), strict=False):

@@ -146,6 +146,7 @@ class TorchLoader(ABC):
 
     drop_last = False
     num_workers = 0  # the loader reads in a process of its own, whatever others ask for
+    batch_sampler = None  # timm's train.py and Lightning ask for it; epochs go to `sampler`
 
     def __init__(self, feeds: Feeds, index: Index, bad: Bad) -> None:
         self.batch_size = feeds.global_batch // feeds.world.size
