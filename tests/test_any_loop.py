@@ -237,6 +237,19 @@ def test_an_epoch_depends_on_its_number_alone(made: Any, digits: Path) -> None:
     assert not torch.equal(epochs[0][0][0], epochs[1][0][0])
 
 
+def test_a_state_may_come_after_an_iterator_that_has_given_nothing(made: Any, digits: Path) -> None:
+    """Lightning makes one to look whether there is data, and another for the epoch."""
+    whole, begun, resumed = made(digits), made(digits), made(digits)
+    for _ in zip(range(5), begun, strict=False):
+        pass
+    early = iter(resumed)
+    resumed.load_state_dict(begun.state_dict())
+    iter(resumed)
+    resumed.sampler.set_epoch(0)
+    rest = batches(whole)[5:]
+    assert_same(list(early), rest)
+
+
 def test_a_state_of_other_data_or_another_seed_is_refused(made: Any, digits: Path) -> None:
     state = made(digits).state_dict()
     with raises("loader.other-state", key="seed", theirs=0, ours=1):

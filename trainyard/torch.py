@@ -321,22 +321,19 @@ class TrainingLoader(TorchLoader):
         self._epoch, self._step = self._next = (epoch, step)
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        """The batches; an iteration begins, and where is decided, with its first one."""
         turn = self._begin()
-        epoch, step = self._epoch, self._step = self._next
-        self._next = (epoch + 1, 0)
-        position = self._samples(epoch, step)
+        epoch, first = self._epoch, self._step = self._next
+        position = self._samples(epoch, first)
         if position != self._position:
             self._feed.seek(*divmod(position, self._feeds.global_batch))
             self._position = position
-        return self._rest(turn)
-
-    def _rest(self, turn: int) -> Iterator[tuple[Tensor, ...]]:
-        epoch = self._epoch
-        for step in range(self._step, self._len):
+        for step in range(first, self._len):
             self._check_turn(turn)
             batch = next(self._feed)
             self._position += self._feeds.global_batch
             self._epoch, self._step = divmod(epoch * self._len + step + 1, self._len)
+            self._next = (epoch + 1, 0)
             yield self._given(batch)
 
     def _samples(self, epoch: int, step: int) -> int:
