@@ -178,7 +178,9 @@ def test_images_of_other_channels_are_bad_samples(
 ) -> None:
     for data, keys, reason in ((digits, BANDS, "1 channel"), (bands, GREY, "4 channels")):
         folder = tmp_path / data.name
-        assert run("train", "debug", "--data", data, "--run", folder, *SHORT, *keys) == 2
+        train = ("train", "debug", "--data", data, "--run", folder, *SHORT, *keys)
+        check(refused(*train), "recipe.channels-not-set")
+        assert run(*train, "--data.range", "[0, 255]") == 2
         assert f"it has {reason}, and data.channels" in RunDirectory(folder).quarantine.read_text()
 
 
@@ -216,8 +218,13 @@ def test_statistics_follow_the_channels() -> None:
     data = load_recipe("resnet50-step", {"data.channels": "1"}).data
     assert (data.mean, data.std) == ((0.449,), (0.226,))
     assert load_recipe("resnet50-step", {"data.channels": "5"}).data.mean == (0.5,) * 5
+    other = load_recipe(
+        "digits", {"data.channels": "5", "data.std": "0.1, 0.2, 0.3, 0.4, 0.5"}
+    ).data
+    assert (other.mean, other.std) == ((0.5,) * 5, (0.1, 0.2, 0.3, 0.4, 0.5))
+    assert load_recipe("digits", {"data.channels": "3"}).data.mean == (0.31,) * 3
     with raises("recipe.invalid-value", key="data.std"):
-        load_recipe("debug", {"data.channels": "2", "data.mean": "0.1, 0.2"})
+        load_recipe("debug", {"data.channels": "2", "data.std": "0.1, 0.2, 0.3"})
 
 
 @pytest.mark.parametrize(

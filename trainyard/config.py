@@ -473,14 +473,17 @@ def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
 def _superseded(tree: dict[str, Any], changes: Mapping[str, Any]) -> set[str]:
     """Keys of [data] that mean something else, or have precedence, beside changes.
 
-    Two cases. A new data.fit drops data.crop_pct, which is another share there. New validation data
-    drops what has precedence over it.
+    New validation data drops what has precedence over it, and a new value what belongs to the other
+    one: data.crop_pct is of a data.fit, data.mean and data.std are of data.channels.
     """
-    data, fit = _keys_of(tree, "data"), changes.get("data.fit")
+    data, fields = _keys_of(tree, "data"), DataConfig.model_fields
     wanted = [key for key in _VALIDATION if changes.get(f"data.{key}") not in (None, "none")]
     before = _VALIDATION[: _VALIDATION.index(wanted[0])] if wanted else ()
-    is_other_fit = fit not in (None, data.get("fit", DataConfig.model_fields["fit"].default))
-    return {f"data.{key}" for key in (*before, *("crop_pct",) * is_other_fit)}
+    dropped = {f"data.{key}" for key in before}
+    for key, others in (("fit", {"data.crop_pct"}), ("channels", {"data.mean", "data.std"})):
+        if changes.get(f"data.{key}") not in (None, data.get(key, fields[key].default)):
+            dropped |= others
+    return dropped
 
 
 def _rename(tree: dict[str, Any], path: Path) -> None:

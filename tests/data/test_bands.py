@@ -2,6 +2,7 @@
 
 import io
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,16 @@ from trainyard.classifier import load
 from trainyard.config import load_recipe
 from trainyard.data._native import own_decoder
 from trainyard.data.config import DataConfig
-from trainyard.data.decode.array_file import array_file, array_shape
+from trainyard.data.decode.array_file import array_file
 from trainyard.data.decode.crops import FittedCrop
-from trainyard.data.decode.decode import decode_batch, whole_image
+from trainyard.data.decode.decode import decode_batch, opened, whole_image
+from trainyard.data.decode.lost import measured
 from trainyard.data.decode.rendering import Range, Ranges, Rendering
+from trainyard.data.index.build import open_index
 from trainyard.export.card import card
 from trainyard.export.check import Difference
 from trainyard.export.description import describe
+from trainyard.run.depth import with_range
 
 BANDS_HWC = np.random.default_rng(0).integers(0, 256, (12, 10, 13)).astype(np.uint8)
 DEEP_HWC = BANDS_HWC.astype(np.uint16) * 16
@@ -84,7 +88,7 @@ def test_bands_are_turned_as_pillow_turns_a_tiff(orientation: int) -> None:
     crop, rendering = FittedCrop(upright.shape[:2], 1.0), Rendering(bands=(1, 2, 3))
     assert decode_batch([content], crop, out, "bilinear", rendering=rendering) == {}
     assert np.array_equal(out[0], upright)
-    assert array_shape(content) == upright.shape
+    assert opened(content, (1,)).size == upright.shape[1::-1]
 
 
 @pytest.mark.parametrize("values", [DEEP_HWC, DEEP_HWC.astype(np.float32), DEEP_HWC.astype(float)])
@@ -144,6 +148,31 @@ def make_data(folder: Path) -> str:
 
 
 TINY = (*SHORT, "--model.name", "test_resnet", "--batch.size", "8", "--data.image_size", "32")
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_one_answer_has_the_line_for_channels_and_range(deep: bool, tmp_path: Path) -> None:
+    """It was about the range alone, and the next one about the channels."""
+    content = tiff(DEEP_HWC if deep else BANDS_HWC)
+    files = {f"{kind}/{number}.tif": content for kind in "ab" for number in range(4)}
+    data = write_files(tmp_path / "data", files | {"a/x.png": encode(Image.new("L", (9, 9)))})
+    train = ("train", "debug", "--data", data, "--run", tmp_path / "run", "--data.val_share", "0.3")
+    error = refused(*train)
+    check(error, "recipe.channels-not-set", channels=3)
+    options = str(error.fields["options"]).partition(" for some of them")[0].split(", or ")
+    limits = ["--data.range", "[0, 4080]"] if deep else []
+    for line, own in zip(
+        options, (["--data.channels", "13"], ["--data.bands", "[1, 2, 3]"]), strict=True
+    ):
+        words = shlex.split(line)
+        assert words == own + limits
+        config = load_recipe("debug", {words[0][2:]: words[1]})
+        found = measured(open_index(data), config.data.channels, config.data.bands or ())
+        if deep:
+            with raises("recipe.range-not-set"):
+                with_range(config, found, is_new=True)
+        else:
+            assert found is None
 
 
 @pytest.mark.slow

@@ -309,5 +309,5 @@ def test_a_tiff_of_many_bands_is_named(
     assert f"{bands} channels" in reason
     monkeypatch.setitem(sys.modules, "tifffile", None)
     (reason,) = decode_batch([content], CentralCrop(2, 1.0), out, "bilinear").values()
-    assert f"{bands} bands of {bits} bits" in reason and "[tiff]" in reason
+    assert "of many bands" in reason and "[tiff]" in reason
     assert logging.getLogger("PIL").handlers

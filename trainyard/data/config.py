@@ -114,7 +114,8 @@ class DataConfig(Section):
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     """Mean of each channel, on a scale of 0 to 1; by default ImageNet's, for one channel the mean
     of these, and 0.5 for multispectral images. Initial weights bring theirs, here and in `std`,
-    `interpolation` and `crop_pct`, if the recipe sets none."""
+    `interpolation` and `crop_pct`, if the recipe sets none. A recipe's mean and std go where an
+    option, or a recipe that extends it, brings another number of channels."""
     std: tuple[Positive, ...] = (0.229, 0.224, 0.225)
     """Standard deviation of each channel, on a scale of 0 to 1; by default ImageNet's, for one
     channel the mean of these, and 0.5 for multispectral images."""

@@ -109,7 +109,7 @@ class Description:
             "architecture": self.architecture,
             "model_args": self.model_args,
             "classes": self.classes,
-            **({"probabilities": "sigmoid"} if self.has_lists else {}),
+            "probabilities": "sigmoid" if self.has_lists else None,
             "num_classes": len(self.classes),
             "image_size": self.image_size,
             "input": self.input(takes_photographs=takes_photographs),
@@ -119,8 +119,8 @@ class Description:
             "fit": self.fit,
             "crop_pct": self.crop_pct,
             "exif": self.exif,
-            **({"range": self.range} if self.range else {}),
-            **({"bands": self.bands} if self.bands else {}),
+            "range": self.range,
+            "bands": self.bands or None,
             "background": self.background,
             "step": self.step,
             "weights": self.weights,
@@ -128,7 +128,7 @@ class Description:
             "evaluation": self.evaluation,
             "versions": self.versions,
         }
-        return {key: as_text(value) for key, value in values.items()}
+        return {key: as_text(value) for key, value in values.items() if value is not None}
 
 
 def describe(classifier: Classifier, license: str | None = None) -> Description:

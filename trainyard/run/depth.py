@@ -14,16 +14,22 @@ def measure(config: RunConfig, data: Datasets, world: World, *, is_new: bool) ->
     found, limits = None, config.data.range
     with together(world):
         if world.is_first and (limits == "auto" or (limits is None and is_new)):
-            bands = config.data.bands or ()
-            by_channel = bool(bands) or config.data.channels not in (1, 3)
             index = data.train if isinstance(data.train, Index) else data.val
-            found = measured(index, bands=bands, by_channel=by_channel)
+            found = measured(index, config.data.channels, config.data.bands or ())
     return broadcast(world, found)
 
 
 def with_range(config: RunConfig, depth: Measured | None, *, is_new: bool) -> RunConfig:
     """The recipe with the range of "auto". RecipeError where a new run has, or needs, none."""
     limits = config.data.range
+    if depth is not None and depth.channels and is_new:
+        raise RecipeError(
+            "recipe.channels-not-set",
+            "{depth}, and data.channels = {channels}: the same command takes them with {options}",
+            depth=str(depth),
+            channels=config.data.channels,
+            options=depth.options(config.data.channels),
+        )
     if limits == "auto":
         if depth is None:
             raise RecipeError(
@@ -32,7 +38,7 @@ def with_range(config: RunConfig, depth: Measured | None, *, is_new: bool) -> Ru
                 "it out",
             )
         return override(config, {"data.range": list(depth.limits)})
-    if depth is not None and limits is None and is_new:
+    if depth is not None and depth.limits and limits is None and is_new:
         raise RecipeError(
             "recipe.range-not-set",
             "{depth}: set data.range = {limits}, or 'auto'",

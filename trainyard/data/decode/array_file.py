@@ -1,15 +1,14 @@
-"""Multispectral images: .npy files of numbers[height, width, channels], and TIFFs of many bands.
+"""Multispectral images: .npy files of numbers[height, width, channels], and their values.
 
 Pickled objects are never loaded, and the pixels of a .npy file are a view of its bytes.
 """
 
 import io
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from trainyard.data.decode.tiff_file import is_picture, is_tiff, tiff_pixels, tiff_shape
 
 MAGIC = b"\x93NUMPY"
 _HEADERS = {
@@ -18,45 +17,19 @@ _HEADERS = {
 }
 
 
-def is_array(content: bytes, *, bands: bool = False) -> bool:
-    """True for a .npy file, and for a TIFF that Pillow does not open; with `bands` for any TIFF."""
-    if not is_tiff(content):
-        return content.startswith(MAGIC)
-    return bands or not is_picture(content)
+class Bands(NamedTuple):
+    """A multispectral image of which only the header is read."""
+
+    size: tuple[int, int]
+    """Width and height, upright."""
+    channels: int
+    dtype: np.dtype[Any]
+    values: Callable[[], NDArray[Any]]
+    """Reads [height, width, channels]; almost any error if it is damaged."""
 
 
-def array_shape(content: bytes) -> tuple[int, int, int]:
-    """Height, width and channels of an array; [height, width] has one.
-
-    ValueError if it is no image; almost any error for a damaged TIFF, and without tifffile.
-    """
-    if is_tiff(content):
-        return tiff_shape(content)
-    return _header(content)[0]
-
-
-def pixels_of_array(content: bytes) -> NDArray[Any]:
-    """The pixels, [height, width, channels], read-only; errors as of array_shape."""
-    if is_tiff(content):
-        return tiff_pixels(content)
-    shape, is_fortran, dtype, start = _header(content)
-    count = shape[0] * shape[1] * shape[2]
-    size = count * dtype.itemsize
-    if len(content) != start + size:
-        raise ValueError(f"{len(content) - start:,} bytes of pixels instead of {size:,}")
-    pixels = np.frombuffer(content, dtype, count, start)
-    return pixels.reshape(shape, order="F" if is_fortran else "C")
-
-
-def array_file(pixels_HWC: NDArray[Any]) -> bytes:
-    """The .npy file of an array."""
-    file = io.BytesIO()
-    np.save(file, pixels_HWC, allow_pickle=False)
-    return file.getvalue()
-
-
-def _header(content: bytes) -> tuple[tuple[int, int, int], bool, np.dtype[Any], int]:
-    """The shape, whether it is in Fortran's order, the type, and the offset of the pixels."""
+def open_array(content: bytes) -> Bands:
+    """The image of a .npy file; [height, width] has one band. ValueError if it is no image."""
     file = io.BytesIO(content)
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
@@ -66,6 +39,20 @@ def _header(content: bytes) -> tuple[tuple[int, int, int], bool, np.dtype[Any], 
         raise ValueError(f"an array of {dtype}: store integers or floats")
     if len(shape) not in (2, 3) or 0 in shape:
         raise ValueError(f"an array of shape {list(shape)}: store [height, width, channels]")
-    height, width = shape[:2]
-    channels = shape[2] if len(shape) == 3 else 1
-    return (height, width, channels), is_fortran, dtype, file.tell()
+    start, (height, width, count) = file.tell(), (*shape, 1)[:3]
+
+    def values() -> NDArray[Any]:
+        size = height * width * count * dtype.itemsize
+        if len(content) != start + size:
+            raise ValueError(f"{len(content) - start:,} bytes of pixels instead of {size:,}")
+        pixels = np.frombuffer(content, dtype, offset=start)
+        return pixels.reshape((height, width, count), order="F" if is_fortran else "C")
+
+    return Bands((width, height), count, dtype, values)
+
+
+def array_file(pixels_HWC: NDArray[Any]) -> bytes:
+    """The .npy file of an array."""
+    file = io.BytesIO()
+    np.save(file, pixels_HWC, allow_pickle=False)
+    return file.getvalue()

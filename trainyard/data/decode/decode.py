@@ -25,7 +25,7 @@ from PIL import Image, UnidentifiedImageError
 
 from trainyard.data._native import core
 from trainyard.data.decode import dicom
-from trainyard.data.decode.array_file import array_shape, is_array, pixels_of_array
+from trainyard.data.decode.array_file import MAGIC, Bands, open_array
 from trainyard.data.decode.crops import (
     CentralCrop,
     Crops,
@@ -63,6 +63,7 @@ from trainyard.data.decode.rendering import (
     mapped,
     scale_key,
 )
+from trainyard.data.decode.tiff_file import TIFF_STARTS, open_tiff
 from trainyard.data.formats.left_out import needs_plugin
 from trainyard.data.formats.scan import IMAGE_FORMATS
 from trainyard.data.storage.encoded import (
@@ -85,7 +86,7 @@ if "HEIF" in IMAGE_FORMATS:
 if "DICOM" in IMAGE_FORMATS:
     dicom.register()
 
-_OF_PICTURES = (1, 3)  # channels
+OF_PICTURES = (1, 3)  # channels
 _WHOLE = (0, 65535)  # the range of 16 bits
 
 _KnownCrops = RandomCropParameters | CentralCrop
@@ -113,7 +114,7 @@ def decode_batch(
     `decoder`, see `own_decoder`, Pillow decodes all images. DataError for packed
     coefficients without the extension.
     """
-    are_pictures = out_BHWC.shape[3] in _OF_PICTURES and not rendering.bands
+    are_pictures = out_BHWC.shape[3] in OF_PICTURES and not rendering.bands
     is_sized = rendering.exif or rendering.max_pixels != MAX_PIXELS  # the limit of its own crops
     if decoder is None or is_sized or not are_pictures or not isinstance(crop, _KnownCrops):
         return _decode_sized(
@@ -149,11 +150,11 @@ def _decode_sized(
 ) -> dict[int, str]:
     """`decode_batch` in steps: the sizes, and orientations, of all images, then their boxes."""
     contents, unreadable = contents_of(images)
-    stored, shape, limit = in_memory(contents), out_BHWC.shape[1:], rendering.max_pixels
-    decoder = decoder if shape[2] in _OF_PICTURES and not rendering.bands else None
-    sizes, status = native_sizes(stored, decoder, limit)
+    stored, shape = in_memory(contents), out_BHWC.shape[1:]
+    decoder = decoder if shape[2] in OF_PICTURES and not rendering.bands else None
+    sizes, status = native_sizes(stored, decoder, rendering.max_pixels)
     orientations = native_orientations(contents, status) if rendering.exif else None
-    bad = _pillow_sizes(contents, sizes, status, orientations, limit=limit) | unreadable
+    bad = _pillow_sizes(contents, sizes, status, orientations, rendering=rendering) | unreadable
     crops = crop(sizes if orientations is None else upright_sizes(sizes, orientations))
     if crops.pad is not None:
         how = partial(
@@ -302,7 +303,7 @@ def _pillow_sizes(
     status: NDArray[np.uint8],
     orientations: Orientations | None,
     *,
-    limit: int,
+    rendering: Rendering,
 ) -> dict[int, str]:
     """Fills in the sizes, and orientations, of images whose status is not 0.
 
@@ -311,7 +312,7 @@ def _pillow_sizes(
     bad = {}
     for position in np.flatnonzero(status).tolist():
         try:
-            sizes[position] = _size(contents[position], limit)
+            sizes[position] = _size(contents[position], rendering)
             if orientations is not None:
                 orientations[position] = image_orientation(contents[position])
         except BadImageError as error:
@@ -327,10 +328,16 @@ def _images(
 
     BadImageError if its size, as stored, is not `size`, the one in its header.
     """
-    if channels in _OF_PICTURES:
-        found = [reference_image(content, channels, rendering)]
-    else:
-        found = _channel_images(content, channels, rendering)
+    with _blamed(content):
+        if channels in OF_PICTURES:
+            found = [reference_image(content, channels, rendering)]
+        elif (count := num_channels(image := opened(content, rendering.bands))) != channels:
+            raise _unlike(count, channels)
+        elif isinstance(image, Bands):
+            pixels_HWC = _bands_in_8_bits(image, rendering.range)
+            found = [Image.fromarray(pixels_HWC[..., each]) for each in range(channels)]
+        else:
+            found = [*in_8_bits(image, rendering.range).split()]
     if found[0].size != size:
         raise BadImageError("its header and its content differ in size")
     return found
@@ -343,11 +350,10 @@ def reference_image(content: bytes, channels: int = 3, rendering: Rendering = PL
     `channels`: 3 for RGB, or 1 for luminance.
     """
     with _blamed(content):
-        if is_array(content, bands=bool(rendering.bands)):
-            count = len(rendering.bands) or array_shape(content)[2]
-            if count not in _OF_PICTURES:
-                raise _unlike(count, channels)
-        image = open_lazily(content, rendering)
+        stored = opened(content, rendering.bands)
+        if isinstance(stored, Bands) and stored.channels not in OF_PICTURES:
+            raise _unlike(stored.channels, channels)
+        image = shown(stored, rendering.range)
         if channels == 3:
             return as_rgb(image, rendering)
         image.draft("L", image.size)  # of a JPEG the Y, without a way through RGB
@@ -357,15 +363,13 @@ def reference_image(content: bytes, channels: int = 3, rendering: Rendering = PL
 def is_grey_file(content: bytes) -> bool:
     """True for an image of 8-bit grey values alone. BadImageError if it cannot be opened."""
     with _blamed(content):
-        return is_grey(open_lazily(content))
+        return is_grey(shown(opened(content)))
 
 
 def is_deep_file(content: bytes) -> bool:
     """True for more than 8 bits a channel; False for what cannot be opened."""
     try:
-        if is_array(content):
-            return pixels_of_array(content).dtype != np.uint8
-        return is_deep(open_lazily(content))
+        return is_deep(opened(content))
     except Exception:  # Pillow's plugins raise almost all kinds
         return False
 
@@ -379,17 +383,9 @@ def has_alpha(image: Image.Image) -> bool:
     return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
 
 
-def _channel_images(content: bytes, channels: int, rendering: Rendering) -> list[Image.Image]:
-    with _blamed(content):
-        if is_array(content, bands=bool(rendering.bands)):
-            pixels_HWC = _array_in_8_bits(content, rendering)
-            if pixels_HWC.shape[2] != channels:
-                raise _unlike(pixels_HWC.shape[2], channels)
-            return [Image.fromarray(pixels_HWC[..., each]) for each in range(channels)]
-        image = in_8_bits(open_lazily(content, rendering), rendering.range)
-        if len(image.getbands()) != channels:
-            raise _unlike(len(image.getbands()), channels)
-        return list(image.split())
+def num_channels(image: Image.Image | Bands) -> int:
+    """Channels of an opened image."""
+    return image.channels if isinstance(image, Bands) else len(image.getbands())
 
 
 def _unlike(found: int, wanted: int) -> BadImageError:
@@ -473,9 +469,9 @@ def whole_image(content: bytes, rendering: Rendering = PLAIN) -> Image.Image:
     Of a multispectral image the first three channels; of two the first one.
     """
     with _blamed(content):
-        image = open_lazily(content, rendering)
-        _check_size(*image.size, rendering.max_pixels)
-        image = as_rgb(image, rendering)
+        stored = opened(content, rendering.bands)
+        _check_size(*stored.size, rendering.max_pixels)
+        image = as_rgb(shown(stored, rendering.range), rendering)
     return upright(image, image_orientation(content)) if rendering.exif else image
 
 
@@ -487,37 +483,49 @@ def _check_size(width: int, height: int, limit: int) -> None:
         )
 
 
-def open_lazily(content: bytes, rendering: Rendering = PLAIN) -> Image.Image:
+def opened(content: bytes, bands: tuple[int, ...] = ()) -> Image.Image | Bands:
     """The image with only its header read; raises almost any error if damaged.
 
-    Of an array, in 8 bits, the first three channels, or the first one, as `whole_image` shows it.
-    BadImageError for bands of another image.
+    Bands for a .npy file and for a TIFF that Pillow does not open; with `bands`, which are those
+    of it, for any TIFF, and else BadImageError.
     """
-    has_bands = bool(rendering.bands)
-    if is_array(content, bands=has_bands):
-        pixels_HWC = _array_in_8_bits(content, rendering)
-        shown_HWC = pixels_HWC[..., :3] if pixels_HWC.shape[2] >= 3 else pixels_HWC[..., 0]
-        return Image.fromarray(np.ascontiguousarray(shown_HWC))
-    if has_bands:
+    is_array, is_tiff = content.startswith(MAGIC), content.startswith(TIFF_STARTS)
+    if not (bands or is_array):
+        if content.startswith(PACKED_MAGIC):
+            return _unpacked(content)
+        try:  # Only known formats: Pillow would hand an EPS to Ghostscript to run.
+            return Image.open(io.BytesIO(content), formats=list(IMAGE_FORMATS))
+        except Exception:
+            if not is_tiff:
+                raise
+    if not (is_array or is_tiff):
         raise BadImageError("no TIFF and no .npy array, whose channels data.bands names")
-    if content.startswith(PACKED_MAGIC):
-        return _unpacked(content)
-    # Only known formats: Pillow would hand an EPS to Ghostscript to run.
-    return Image.open(io.BytesIO(content), formats=list(IMAGE_FORMATS))
+    found = open_tiff(content) if is_tiff else open_array(content)
+    if max(bands, default=0) > found.channels:
+        raise BadImageError(f"it has {found.channels} channels, and data.bands = {[*bands]}")
+    if not bands:
+        return found
+    rows = np.array(bands) - 1
+    return found._replace(channels=len(bands), values=lambda: found.values()[..., rows])
 
 
-def _array_in_8_bits(content: bytes, rendering: Rendering) -> NDArray[np.uint8]:
+def shown(image: Image.Image | Bands, limits: Range | Ranges | None = None) -> Image.Image:
+    """An opened image; of bands, in 8 bits, the first three, or the first one."""
+    if isinstance(image, Image.Image):
+        return image
+    pixels_HWC = _bands_in_8_bits(image, limits)
+    return Image.fromarray(
+        np.ascontiguousarray(pixels_HWC[..., :3] if image.channels >= 3 else pixels_HWC[..., 0])
+    )
+
+
+def _bands_in_8_bits(image: Bands, limits: Range | Ranges | None) -> NDArray[np.uint8]:
     """uint8[height, width, channels]; BadImageError for other numbers without a range."""
-    pixels_HWC, limits = pixels_of_array(content), rendering.range
-    if max(rendering.bands, default=0) > (count := pixels_HWC.shape[2]):
-        raise BadImageError(f"it has {count} channels, and data.bands = {[*rendering.bands]}")
-    if rendering.bands:
-        pixels_HWC = pixels_HWC[..., np.array(rendering.bands) - 1]
-    if pixels_HWC.dtype == np.uint8:
-        return pixels_HWC
+    if not is_deep(image):
+        return image.values()
     if limits is None:
-        raise BadImageError(f"an array of {pixels_HWC.dtype}: set data.range, or store uint8")
-    return mapped(pixels_HWC, limits)
+        raise BadImageError(f"an array of {image.dtype}: set data.range, or store uint8")
+    return mapped(image.values(), limits)
 
 
 def _unpacked(record: bytes) -> Image.Image:
@@ -556,21 +564,21 @@ def _resized(
     return pixels[:, ::-1] if crops.flips[0] else pixels
 
 
-def _size(content: bytes, limit: int) -> tuple[int, int]:
-    if limit > MAX_PIXELS:
+def _size(content: bytes, rendering: Rendering) -> tuple[int, int]:
+    if rendering.max_pixels > MAX_PIXELS:
         Image.MAX_IMAGE_PIXELS = None  # Pillow's limit, of the whole process
     with _blamed(content):
-        shape = array_shape(content) if is_array(content) else None
-        width, height = shape[1::-1] if shape else open_lazily(content).size
-    _check_size(width, height, limit)
-    return width, height
+        size = opened(content, rendering.bands).size
+    _check_size(*size, rendering.max_pixels)
+    return size
 
 
 def image_orientation(content: bytes) -> int:
     """The orientation of an image file, 1 to 8; 1 if Pillow does not read it."""
     try:
         content = jpeg_head(content) if content.startswith(PACKED_MAGIC) else content
-        return orientation_of(open_lazily(content)) if may_be_turned(content) else 1
+        image = opened(content) if may_be_turned(content) else None
+        return orientation_of(image) if isinstance(image, Image.Image) else 1
     except Exception:  # the decoder judges the file
         return 1
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageCms
 
-from trainyard.data.decode.array_file import is_array, pixels_of_array
-from trainyard.data.decode.decode import as_rgb, has_alpha, open_lazily
+from trainyard.data.decode.array_file import Bands
+from trainyard.data.decode.decode import OF_PICTURES, as_rgb, has_alpha, num_channels, opened
 from trainyard.data.decode.rendering import (
     MAX_PIXELS,
     Range,
@@ -71,77 +71,100 @@ class Look(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Images of more than 8 bits in a sample of a data set."""
+    """Images of more than 8 bits, or of other channels than a recipe's, in a sample of a data set.
+
+    They are as if a recipe had the number of channels that most images have.
+    """
 
     location: str
     num_deep: int
     num_looks: int
     limits: Range | Ranges
-    """Percentiles 0.1 and 99.9 of their values, or of each channel's."""
+    """Percentiles 0.1 and 99.9 of the values of deep images, or of each channel's; empty without
+    such images."""
+    channels: int | None = None
+    """Of most images, where a recipe's number takes none of them."""
 
     def __str__(self) -> str:
-        share = _PERCENTILES[1] - _PERCENTILES[0]
-        return (
-            f"{self.location}: {self.num_deep} of {self.num_looks} images looked at have more than "
-            f"8 bits a channel; {share:g}% of their values lie in {written(self.limits)}"
-        )
+        share, low_high = _PERCENTILES[1] - _PERCENTILES[0], written(self.limits)
+        of_most = f", most have {self.channels} channels" * bool(self.channels)
+        values = f"{self.num_deep} have more than 8 bits a channel; {share:g}% of their values lie"
+        of_deep = f", {values} in {low_high}" * bool(self.limits)
+        return f"{self.location}: of {self.num_looks} images looked at{of_most}{of_deep}"
+
+    def options(self, wanted: int = 3) -> str:
+        """The options that take such images into a run of `wanted` channels."""
+        limits = f' --data.range "{written(self.limits)}"' * bool(self.limits)
+        if not self.channels:
+            return limits.strip()
+        bands = [*range(1, wanted + 1)]
+        some = f', or --data.bands "{bands}"{limits} for some of them' * (wanted < self.channels)
+        every = "; --data.range auto measures each of them" * bool(limits)
+        return f"--data.channels {self.channels}{limits}{some}{every}"
 
 
-def measured(
-    index: Index, *, bands: tuple[int, ...] = (), by_channel: bool = False
-) -> Measured | None:
-    """The range of a seeded sample, or that of each channel of arrays, of `bands` if not empty.
+def measured(index: Index, channels: int = 3, bands: tuple[int, ...] = ()) -> Measured | None:
+    """The range of a seeded sample, or that of each channel: of `bands`, and of multispectral
+    images.
 
-    None if none of the first images is deep.
+    None if most of the first images have these channels, and none is deep.
     """
     count = min(len(index), _NUM_MEASURED)
     ids = np.random.default_rng(0).choice(len(index), count, replace=False)
-    found, num_looks = list[NDArray[Any]](), 0
+    by_channel = bool(bands) or channels not in OF_PICTURES
+    counts, found = Counter[int](), list[NDArray[Any]]()
     for some in (ids[:_NUM_LOOKS], ids[_NUM_LOOKS:]):
-        if num_looks and not found:
-            return None
-        with suppress(DataError):  # training reports it
-            for content in read_ahead(Reader(index), np.sort(some)):
-                num_looks += 1
-                if (
-                    isinstance(content, bytes)
-                    and (values := _deep_values(content, bands)) is not None
-                ):
-                    found.append(_sampled(values, values.shape[-1] if by_channel else 1))
-    if not found:
+        if counts and not found:
+            break
+        for image, values in _opened(index, np.sort(some), bands):
+            is_any = isinstance(image, Image.Image) and not by_channel
+            counts[channels if is_any else num_channels(image)] += 1
+            if values is not None:
+                found.append(_sampled(values, by_channel=by_channel))
+    usual = counts.most_common(1)[0][0] if counts else channels
+    is_taken = usual == channels or {usual, channels} == {*OF_PICTURES}
+    if is_taken and not found:
         return None
+    if not is_taken:
+        found, by_channel = [values.reshape(-1, 1) for values in found], False
+    limits = _limits(found, index.root) if found else ()
+    each = limits if by_channel or not limits else limits[0]
+    return Measured(index.root, len(found), counts.total(), each, None if is_taken else usual)
+
+
+def _opened(
+    index: Index, ids: Ids, bands: tuple[int, ...]
+) -> Iterator[tuple[Image.Image | Bands, NDArray[Any] | None]]:
+    """The images that open, and the values of those of more than 8 bits a channel."""
+    with suppress(DataError):  # training reports it, and what does not open
+        for content in read_ahead(Reader(index), ids):
+            with suppress(Exception):
+                assert isinstance(content, bytes)
+                image = opened(content, bands)
+                deep = deep_values(image) if is_deep(image) else None
+                yield image, deep and deep[0]
+
+
+def _limits(found: list[NDArray[Any]], location: str) -> Ranges:
+    """The range of each column of the first one, and of others with as many."""
     alike = [values for values in found if values.shape[1] == found[0].shape[1]]
     lows, highs = np.nanpercentile(np.concatenate(alike), _PERCENTILES, axis=0).tolist()
     if lows == highs:
         raise DataError(
             "data.range-empty",
             "{location}: images of more than 8 bits whose values are all {value}: set data.range",
-            location=index.root,
+            location=location,
             value=lows[0],
         )
-    limits = tuple(
+    return tuple(
         (float(f"{low:.6g}"), float(f"{high if low < high else low + 1:.6g}"))
         for low, high in zip(lows, highs, strict=True)
     )
-    return Measured(index.root, len(found), num_looks, limits if by_channel else limits[0])
 
 
-def _deep_values(content: bytes, bands: tuple[int, ...]) -> NDArray[Any] | None:
-    """The values of an image of more than 8 bits a channel; None for another one."""
-    with suppress(Exception):  # training reports it
-        if is_array(content, bands=bool(bands)):
-            pixels = pixels_of_array(content)
-            pixels = pixels[..., np.array(bands) - 1] if bands else pixels
-            return None if pixels.dtype == np.uint8 else pixels
-        image = open_lazily(content)
-        deep = deep_values(image) if is_deep(image) else None
-        return None if deep is None else deep[0]
-    return None
-
-
-def _sampled(values: NDArray[Any], channels: int) -> NDArray[np.float64]:
-    """float64[n, channels], a seeded sample; NaN for what is not finite."""
-    flat = values.reshape(-1, channels)
+def _sampled(values: NDArray[Any], *, by_channel: bool) -> NDArray[np.float64]:
+    """float64[n, channels], or [n, 1], a seeded sample; NaN for what is not finite."""
+    flat = values.reshape(-1, values.shape[2] if by_channel and values.ndim == 3 else 1)
     if len(flat) > _NUM_VALUES:
         flat = flat[np.random.default_rng(0).integers(0, len(flat), _NUM_VALUES)]
     some: NDArray[np.float64] = np.where(np.isfinite(flat), flat, np.nan).astype(np.float64)
@@ -153,10 +176,10 @@ def look(content: bytes, *, only_deep: bool = False) -> Look:
 
     `only_deep`: without the range of one of 8 bits, which costs decoding it.
     """
-    if is_array(content):
-        pixels = pixels_of_array(content)
-        return Look(pixels.min().item(), pixels.max().item(), pixels.dtype != np.uint8, 1)
-    image = open_lazily(content)
+    image = opened(content)
+    if isinstance(image, Bands):
+        pixels = image.values()
+        return Look(pixels.min().item(), pixels.max().item(), is_deep(image), 1)
     if image.width * image.height > MAX_PIXELS:
         raise ValueError("implausibly large")
     kind, has_depth, frames = str(image.format), is_deep(image), getattr(image, "n_frames", 1)

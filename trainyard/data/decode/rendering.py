@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from PIL.ImageFile import ImageFile
 
+from trainyard.data.decode.array_file import Bands
+
 Range = tuple[float, float]
 """The values that become 0 and 255."""
 Ranges = tuple[Range, ...]
@@ -81,8 +83,10 @@ def _mapped(values: NDArray[Any], limits: Range) -> NDArray[np.uint8]:
     return np.rint(np.nan_to_num(scaled)).astype(np.uint8)
 
 
-def is_deep(image: Image.Image) -> bool:
+def is_deep(image: Image.Image | Bands) -> bool:
     """True for other numbers than 0 to 255 in an image that is opened and not loaded."""
+    if isinstance(image, Bands):
+        return image.dtype != np.uint8
     if image.mode.startswith(("I", "F")) or _is_signed(image):
         return True
     if max(_tag(image, _BITS, (8,))) > 8:
@@ -112,11 +116,15 @@ def has_upper_bits(image: Image.Image) -> bool:
     return not (_is_signed(image) or (is_apart and "raw" in codecs))
 
 
-def deep_values(image: Image.Image) -> tuple[NDArray[Any], NDArray[np.uint8] | None] | None:
-    """The values of a deep image, [height, width] or [height, width, 3], and its opacity in 8 bits.
+def deep_values(
+    image: Image.Image | Bands,
+) -> tuple[NDArray[Any], NDArray[np.uint8] | None] | None:
+    """The values of a deep image, [height, width] or of channels, and its opacity in 8 bits.
 
     None if Pillow does not tell them.
     """
+    if isinstance(image, Bands):
+        return image.values(), None
     key = image.info.get("transparency")  # of a PNG: the value of transparent pixels
     found = _grey_values(image) or _colour_values(image)
     if found is None or found[1] is not None or key is None:

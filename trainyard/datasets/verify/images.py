@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -14,10 +15,9 @@ from PIL import Image
 
 from trainyard.data.arrays import Bytes, Ints
 from trainyard.data.decode import lost
-from trainyard.data.decode.array_file import MAGIC, array_shape, is_array
+from trainyard.data.decode.array_file import MAGIC, Bands
 from trainyard.data.decode.crops import Crops
-from trainyard.data.decode.decode import decode_batch, open_lazily
-from trainyard.data.decode.orientation import may_be_turned, orientation_of
+from trainyard.data.decode.decode import decode_batch, image_orientation, opened
 from trainyard.data.decode.rendering import Rendering
 from trainyard.data.formats.scan import ARRAY_SUFFIX, IMAGE_FORMATS
 from trainyard.data.index.build import Progress
@@ -209,22 +209,21 @@ def _corner(sizes: Ints) -> Crops:
 
 def _pixel(content: bytes) -> Bytes:
     """Room for a pixel: of an array, with all of its channels."""
-    try:
-        channels = array_shape(content)[2] if is_array(content) else 3
-    except ValueError:  # decoding tells the reason
-        channels = 3
+    channels = 3
+    with suppress(Exception):  # decoding tells the reason
+        channels = getattr(opened(content), "channels", channels)
     return np.empty((1, 1, 1, channels), np.uint8)
 
 
 def _describe(content: bytes, suffix: str) -> tuple[str, dict[str, str], int]:
     """File type and mode of an image that decodes, its oddities by code, and its orientation."""
     try:
-        with open_lazily(content, _ANY) as image:
-            kind, mode, (width, height) = image.format or "pixels", image.mode, image.size
-            orientation = orientation_of(image) if may_be_turned(content) else 1
-        if is_array(content):
+        image, orientation = opened(content), image_orientation(content)
+        if isinstance(image, Bands):
             kind = "NPY" if content.startswith(MAGIC) else "TIFF"
-            mode = f"{array_shape(content)[2]} channels"
+            mode = f"{image.channels} channels"
+        else:
+            kind, mode = image.format or "pixels", image.mode
     except Exception:  # libjpeg-turbo reads its header and Pillow does not
         return "JPEG of unknown mode", {"unopened": "a JPEG that Pillow does not open"}, 1
     odd = {}
@@ -236,6 +235,7 @@ def _describe(content: bytes, suffix: str) -> tuple[str, dict[str, str], int]:
     odd |= dict[str, str](seen.remarks())
     if seen.is_deep:
         odd["deep"] = f"more than 8 bits a channel: values from {seen.low:,g} to {seen.high:,g}"
+    width, height = image.size
     if min(width, height) < _TINY:
         odd["tiny"] = f"tiny: {width} x {height} pixels"
     if width * height > _HUGE:

@@ -139,7 +139,8 @@ def _check_lost(split: VerifiedSplit) -> Iterator[Check]:
     found = lost.remarks(split.index)
     findings = [Finding(f"verify.{code}", text) for code, text in found]
     if depth := lost.measured(split.index):
-        findings.append(Finding("verify.deep", f"{depth}, which data.range takes"))
+        code = "verify.channels" if depth.channels else "verify.deep"
+        findings.append(Finding(code, f"{depth}: training takes them by {depth.options()}"))
     result: Result = "problem" if any(code == "dark" for code, _ in found) else "note"
     if findings:
         yield checked(split.name, "pixels", "by a few images", findings, otherwise=result)
