@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import Capture, run
+from tests.command_line import run
 
 pytestmark = pytest.mark.slow
 
@@ -41,11 +41,3 @@ def test_commands(page_folder: Path) -> None:
     assert (page_folder / "photos.csv").is_file()
     assert (page_folder / "digits.safetensors").is_file()
     assert (page_folder / "digits-timm" / "config.json").is_file()
-
-
-def test_program(page_folder: Path, capsys: Capture) -> None:
-    (program,) = blocks("{.python .no-run}")
-    found: dict[str, object] = {}
-    exec(program, found)
-    assert capsys.readouterr().out.count("%") == 3
-    assert getattr(found["images_BCHW"], "shape", None) == (1, 3, 32, 32)

@@ -98,7 +98,8 @@ class Measured(NamedTuple):
         if not self.channels:
             return limits.strip()
         bands = [*range(1, wanted + 1)]
-        some = f', or --data.bands "{bands}"{limits} for some of them' * (wanted < self.channels)
+        may_choose = wanted in OF_PICTURES and wanted < self.channels  # else some are no arrays
+        some = f', or --data.bands "{bands}"{limits} for some of them' * may_choose
         every = "; --data.range auto measures each of them" * bool(limits)
         return f"--data.channels {self.channels}{limits}{some}{every}"
 
