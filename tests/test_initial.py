@@ -80,7 +80,7 @@ def test_a_run_begins_with_the_weights_of_another(
 def test_classes_keep_their_rows_by_name(
     three_classes: Path, finished: Path, tmp_path: Path
 ) -> None:
-    """Of ten digits "0" and "2" stay, "1" has another name, "a" is new."""
+    """Classes "0" and "2" stay, "1" gets another name, and "a" is new."""
     for split in ("train", "val"):
         (three_classes / split / "1").rename(three_classes / split / "one")
         shutil.copytree(three_classes / split / "0", three_classes / split / "a")

@@ -7,13 +7,14 @@ for images, labels in train: ...
 """
 
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from trainyard import torch as of_torch
+from trainyard.data.storage.source import Closing
 from trainyard.torch import Locations, TorchLoader
 
 
@@ -29,7 +30,7 @@ def loader(location: Locations, batch_size: int, **arguments: Any) -> "NumpyLoad
     return NumpyLoader(batches)
 
 
-class NumpyLoader:
+class NumpyLoader(Closing):
     """A TorchLoader whose batches are arrays; all else is as there."""
 
     def __init__(self, batches: TorchLoader) -> None:
@@ -43,11 +44,8 @@ class NumpyLoader:
             images_BHWC = images_BCHW.permute(0, 2, 3, 1)
             yield images_BHWC.numpy(), *(tensor.numpy() for tensor in others)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def close(self) -> None:
+        self._batches.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)

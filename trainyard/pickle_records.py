@@ -20,14 +20,14 @@ _COUNTED = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2}
 
 @dataclass(eq=False, slots=True)
 class Record:
-    """What a pickle makes by a name."""
+    """An object that a pickle makes by a name: the name, and what it gets."""
 
     name: str
     """The module and the name in it; "" for what the pickle says by a persistent id."""
     arguments: tuple[Any, ...] = ()
     state: Any = None
     items: dict[Any, Any] = field(default_factory=dict)
-    """What the pickle puts into it by keys."""
+    """The items that the pickle sets by keys."""
 
 
 class _Name(str):

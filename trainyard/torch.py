@@ -14,10 +14,9 @@
 import os
 import warnings
 import weakref
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from math import ceil
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -46,9 +45,11 @@ from trainyard.data.open_datasets import (
 )
 from trainyard.data.order import training_plan
 from trainyard.data.sampler.plan import EvenPassPlan, OnePassPlan
+from trainyard.data.storage.source import Closing
 from trainyard.distributed import discover
 from trainyard.errors import DataError, InputError, RecipeError
 from trainyard.monitor.progress import counter
+from trainyard.monitor.quarantine import most_bad
 from trainyard.monitor.terminal import console_of
 from trainyard.printable import printable
 from trainyard.run.depth import measure, with_range
@@ -124,7 +125,7 @@ def loader(  # noqa: PLR0913  # what a loop decides, which no recipe says
 
 
 class Dataset:
-    """What other code asks a loader's data set for."""
+    """The attributes of a data set that other code reads."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
@@ -141,8 +142,8 @@ class Dataset:
         return self.index.label
 
 
-class TorchLoader(ABC):
-    """What training and evaluation share: attributes of a DataLoader, and a clean end."""
+class TorchLoader(Closing):
+    """The base of both loaders: attributes of a DataLoader, and a clean end."""
 
     drop_last = False
     num_workers = 0  # the loader reads in a process of its own, whatever others ask for
@@ -160,8 +161,7 @@ class TorchLoader(ABC):
         self._turn = 0
         self._soft = _soft_targets(feeds, index)
         self._open = ExitStack()
-        self.close = weakref.finalize(self, _close_here, self._open, os.getpid())
-        """Ends the loader's process; so do the end of the program and of the last reference."""
+        self._end = weakref.finalize(self, _close_here, self._open, os.getpid())
 
     @property
     def sampler(self) -> Self:
@@ -184,14 +184,12 @@ class TorchLoader(ABC):
     @abstractmethod
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]: ...
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def close(self) -> None:
+        """Ends the loader's process; so do the end of the program and of the last reference."""
+        self._end()
 
     def _begin(self) -> int:
-        if not self.close.alive:
+        if not self._end.alive:
             raise InputError("loader.closed", "the loader is closed: make another one")
         self._turn += 1
         return self._turn
@@ -231,7 +229,7 @@ class TorchLoader(ABC):
 
     def _count(self, bad: Sequence[BadSample]) -> None:
         """Warns of unreadable images. DataError for one too many."""
-        most = ceil(round(self.data.max_bad * len(self._index), 6))
+        most = most_bad(self.data.max_bad, len(self._index))
         for one in bad:
             if self._bad == "raise" or (one.id not in self._seen_bad and self.num_bad >= most):
                 raise DataError(
@@ -370,7 +368,7 @@ class EvaluationLoader(TorchLoader):
                 yield self._given(batch)
 
 
-def _evaluation_plan(num_images: int, feeds: Feeds) -> OnePassPlan | EvenPassPlan:
+def _evaluation_plan(num_images: int, feeds: Feeds) -> OnePassPlan:
     """Whole batches and a short one; if that has no image for some rank, even ones.
 
     A loop of DistributedDataParallel waits for ever where a rank has a batch less.
@@ -387,7 +385,7 @@ def _evaluation_plan(num_images: int, feeds: Feeds) -> OnePassPlan | EvenPassPla
                 ranks=ranks,
                 size=batch // ranks,
             )
-        return EvenPassPlan(num_images, plan.num_steps)
+        return EvenPassPlan(num_images, batch)
     return plan
 
 

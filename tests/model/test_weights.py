@@ -115,7 +115,7 @@ def test_the_count_of_an_averaged_model_is_left_out(tmp_path: Path) -> None:
 
 
 def _of_before_safe_reading() -> dict[str, Any]:
-    """What trainers keep beside weights, which torch's safe reader refuses."""
+    """Objects that trainers keep beside weights; torch's safe reader refuses most of them."""
     options = SimpleNamespace(lr=0.1, path=Path("data"))
     options.itself = options
     return {

@@ -30,7 +30,6 @@ from trainyard.data.loader.spec import Crop, LoaderSpec
 from trainyard.data.order import Order, training_plan
 from trainyard.data.sampler.plan import (
     EndlessPlan,
-    EvenPassPlan,
     Ids,
     OnePassPlan,
     Plan,
@@ -176,9 +175,7 @@ class Feeds:
         spec = replace(self._evaluated(index), plan=plan, stop=plan.num_steps)
         return self._feed_of(index, self._loader(index, spec), spec)
 
-    def evaluations(
-        self, index: Index, plan: OnePassPlan | EvenPassPlan | None = None
-    ) -> EvaluationFeeds:
+    def evaluations(self, index: Index, plan: OnePassPlan | None = None) -> EvaluationFeeds:
         """Feeds like `evaluation`, for the evaluations of a run, by one loader."""
         spec = self._evaluated(index)
         spec = spec if plan is None else replace(spec, plan=plan, stop=plan.num_steps)

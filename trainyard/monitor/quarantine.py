@@ -61,7 +61,7 @@ class Quarantine:
                     self._lines.append(bad._asdict())
         self._noted = []
         for split, size in self._num_samples.items():
-            if self.count(split) > math.ceil(round(self._max_bad * size, 6)):
+            if self.count(split) > most_bad(self._max_bad, size):
                 error = DataError(
                     "data.too-many-bad-samples",
                     "{num_bad} of {num_samples:,} {split} samples cannot be read, more than "
@@ -78,3 +78,8 @@ class Quarantine:
 
     def count(self, split: str) -> int:
         return len(self._seen[split])
+
+
+def most_bad(share: float, count: int) -> int:
+    """Number of samples of `count` that may be unreadable: `data.max_bad` of them, rounded up."""
+    return math.ceil(round(share * count, 6))

@@ -83,7 +83,7 @@ class Measured(NamedTuple):
     """Percentiles 0.1 and 99.9 of the values of deep images, or of each channel's; empty without
     such images."""
     channels: int | None = None
-    """Of most images, where a recipe's number takes none of them."""
+    """The channels of most images, if the recipe has another number."""
 
     def __str__(self) -> str:
         share, low_high = _PERCENTILES[1] - _PERCENTILES[0], written(self.limits)

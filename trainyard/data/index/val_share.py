@@ -106,7 +106,7 @@ def open_part(index: Index, side: Side) -> Index:
 
     DataError if the cache is not writable, or one of the sides has no image.
     """
-    # Of releases before, a part has no numbers of its rows.
+    # An index of an older release has no row numbers in its parts.
     digest = digest_of([os.path.realpath(index.path), *side, "rows"])
     path = cache_folder() / f"part-{digest[:16]}"
     saved = load_index(path)

@@ -333,22 +333,12 @@ class OnePassPlan:
 
 
 @dataclass(frozen=True)
-class EvenPassPlan:
-    """Every sample once, in stored order; the batches differ by one sample at most."""
-
-    num_samples: int
-    num_steps: int
-
-    @property
-    def global_batch(self) -> int:
-        return -(-self.num_samples // self.num_steps)
+class EvenPassPlan(OnePassPlan):
+    """As many batches as OnePassPlan has, which differ by one sample at most."""
 
     def batch(self, step: int, rank: int = 0, size: int = 1) -> Ids:
         start, stop = (self.num_samples * one // self.num_steps for one in (step, step + 1))
         return np.arange(start + rank, stop, size, dtype=np.int64)
-
-    def epochs(self, step: int, rank: int = 0, size: int = 1) -> Ids:
-        return np.zeros_like(self.batch(step, rank, size))
 
 
 @dataclass(frozen=True, eq=False)
