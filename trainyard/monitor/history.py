@@ -37,6 +37,11 @@ class History(NamedTuple):
     events: list[Report]  # all of them
 
 
+def shows_top5(classes: int) -> bool:
+    """Whether people are shown top-5 for so many classes: of ten or fewer it is near 100% whatever was learned."""
+    return classes > 10
+
+
 def number(report: Report, key: str) -> float | None:
     """A number in a report; None if it is missing."""
     value = report.get(key)
