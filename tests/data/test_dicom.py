@@ -16,7 +16,7 @@ from trainyard.data._native import own_decoder
 from trainyard.data.decode.crops import FittedCrop
 from trainyard.data.decode.decode import decode_batch
 from trainyard.data.decode.lost import look
-from trainyard.data.decode.rendering import Range, Rendering
+from trainyard.data.decode.rendering import Limits, Range, Rendering
 from trainyard.data.index.build import open_index
 
 pydicom = pytest.importorskip("pydicom")
@@ -47,7 +47,7 @@ def dicom(pixels: NDArray[Any], photometric: str = "MONOCHROME2", **tags: Any) -
     return file.getvalue()
 
 
-def seen(content: bytes, limits: Range | None) -> NDArray[np.uint8] | str:
+def seen(content: bytes, limits: Limits | None) -> NDArray[np.uint8] | str:
     out = np.empty((1, 12, 10, 3), np.uint8)
     bad = decode_batch(
         [content],
@@ -91,6 +91,39 @@ def test_values_are_mapped_from_the_range(name: str) -> None:
     found = seen(content, limits)
     assert not isinstance(found, str), found
     assert np.array_equal(found, mapped(values_HW, *limits))
+
+
+WINDOW = {"WindowCenter": [1000, 40], "WindowWidth": [501, 80]}  # the first counts
+LINE = {"RescaleSlope": 2, "RescaleIntercept": -1024}
+WINDOWS: dict[str, tuple[bytes, NDArray[Any], Range]] = {
+    "linear": (dicom(LEVELS_HW, **WINDOW), VALUES_HW, (749.5, 1249.5)),
+    "of units": (dicom(LEVELS_HW, **WINDOW, **LINE), 2 * VALUES_HW - 1024, (749.5, 1249.5)),
+    "exact": (
+        dicom(LEVELS_HW, WindowCenter=100, WindowWidth=400, VOILUTFunction="LINEAR_EXACT"),
+        VALUES_HW,
+        (-100, 300),
+    ),
+    "white is low": (  # PS3.3: the window is one of the values before they are inverted
+        dicom(LEVELS_HW, "MONOCHROME1", **WINDOW, **LINE),
+        -(2 * VALUES_HW - 1024),
+        (-1249.5, -749.5),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_the_window_of_a_file_is_its_range(name: str) -> None:
+    content, values_HW, limits = WINDOWS[name]
+    found = seen(content, "window")
+    assert not isinstance(found, str), found
+    assert np.array_equal(found, mapped(values_HW, *limits))
+
+
+@pytest.mark.parametrize(
+    "tags", [{}, {"WindowCenter": 9, "WindowWidth": 9, "VOILUTFunction": "SIGMOID"}, LINE]
+)
+def test_a_file_without_a_linear_window_is_bad(tags: dict[str, Any]) -> None:
+    assert isinstance(seen(dicom(LEVELS_HW, **tags), "window"), str)
 
 
 def test_colours_frames_and_what_needs_a_range() -> None:

@@ -58,6 +58,26 @@ def test_csv_with_splits(folder: Path) -> None:
     assert (train.classes, train.has_names) == (("ape", "dog"), True) == (val.classes, True)
 
 
+def test_a_cell_names_the_folder_of_a_study(tmp_path: Path) -> None:
+    """All images below it are samples; an image of the name goes first, of two folders none."""
+    names = ("train/1/a.png", "train/1/b/c.png", "train/2/a.png", "train/23/a.png", "test/3/a.png")
+    folder = Path(write_files(tmp_path, {name: name.encode() for name in names}))
+    location = write_csv(folder, "patient,label\n1,ill\n2,well\n", "train.csv")
+    found = samples(open_index(location))
+    wanted = [("1/a.png", "ill"), ("1/b/c.png", "ill"), ("2/a.png", "well")]
+    assert found == [(f"{folder}/train/{name}", len(name) + 6, label) for name, label in wanted]
+    location = write_csv(folder, "set-1.0/train/1/,0\nset-1.0/train/2/,1\n", "studies.csv")
+    assert [label for _, _, label in samples(open_index(location))] == ["0", "0", "1"]
+    write_files(folder, {"other/1/a.png": b"again"})
+    assert len(open_index(location)) == 3
+    location = write_csv(folder, "patient,label\n1,ill\n2,well\n", "all.csv")
+    with raises("list.ambiguous-image", line=2, image="1"):
+        open_index(location)
+    write_files(folder, {"other/2.png": b"an image"})
+    location = write_csv(folder, "patient,label\n2,ill\n23,well\n", "some.csv")
+    assert samples(open_index(location))[0][0] == f"{folder}/other/2.png"
+
+
 NO_COLUMN, TWICE = "data.no-column", "data.several-columns"
 CELLS, EMPTY, SPLIT = "list.wrong-cell-count", "list.empty-cell", "list.unknown-split"
 CONTRADICTED, UNREADABLE = "list.image-contradicted", "list.unreadable-image"
@@ -100,7 +120,6 @@ OUTSIDE = "list.image-outside-folder"
             {"value": "'a' of train", "other": "'a' of val"},
         ),
         ("path,label\n2.jpg,a\nno.jpg,a\n", UNREADABLE, {"line": 3, "image": "no.jpg"}),
-        ("path,label\na,x\n", "list.image-not-a-file", {"line": 2, "image": "a"}),
         ("path,label\r2.jpg,x\r", "list.not-csv", {"line": 1}),
         ("path,label\n../x.jpg,a\n", OUTSIDE, {"line": 2, "image": "../x.jpg"}),
         ("path,label\n/etc/hosts,a\n", OUTSIDE, {"line": 2, "image": "/etc/hosts"}),

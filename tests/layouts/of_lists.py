@@ -43,6 +43,7 @@ def _fields(row: Row, classes: str, split: str) -> dict[str, object]:
     number = classes.split().index(row.name)
     path = Path(row.path)
     names = {"path": row.path, "file": path.name, "stem": path.stem, "c": row.name}
+    names |= {"folder": path.parent.as_posix(), "above": path.parent.name}
     word = {"val": "valid"}.get(split, split)
     return {**names, "k": number, "k1": number + 1, "word": word, "valid": split == "val"}
 

@@ -125,12 +125,13 @@ class DataConfig(Section):
     """true: turns each image upright, by the orientation that its camera noted in EXIF, as Pillow's
     `exif_transpose` does. Photographs of phones need it. torchvision's ImageFolder and timm ignore
     the orientation, so published accuracies are without it."""
-    range: Literal["auto"] | Range | Ranges | None = None
+    range: Literal["auto", "window"] | Range | Ranges | None = None
     """The values that become 0 and 255 in images of more than 8 bits a channel, such as [0, 4095],
     or for each channel of arrays; linear between them, clipped beyond, halves to the even number.
     auto: percentiles 0.1 and 99.9 of a seeded sample of the training images, or of each channel of
     multispectral ones, measured once and kept in the run's recipe, or those that initial weights
-    bring. Images of 8 bits are not changed."""
+    bring. window: the window that each DICOM file has as its own; a file without one is a bad
+    sample. Images of 8 bits are not changed."""
     background: tuple[Byte, Byte, Byte] = BACKGROUND
     """Colour behind transparent pixels, red, green and blue from 0 to 255; ImageNet's mean by
     default. Initial weights bring theirs."""

@@ -9,6 +9,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, StrictUndefined
 
 from trainyard.config import tree_as_toml
+from trainyard.data.decode.rendering import written
 from trainyard.export.check import Difference
 from trainyard.export.description import INPUT, OUTPUT, Description
 from trainyard.export.formats import METADATA
@@ -41,7 +42,11 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     environment.filters.update(
-        json=partial(json.dumps, ensure_ascii=False), repr=repr, code=_code, cell=_cell
+        written=written,
+        json=partial(json.dumps, ensure_ascii=False),
+        repr=repr,
+        code=_code,
+        cell=_cell,
     )
     template = environment.from_string(Path(__file__).with_name("card.md.jinja").read_text())
     height, width = height_width(about.image_size)

@@ -10,7 +10,7 @@ from torch import nn
 from trainyard.classifier import Classifier
 from trainyard.config import RunConfig
 from trainyard.data.decode.crops import Fit
-from trainyard.data.decode.rendering import Colour, Range, Ranges
+from trainyard.data.decode.rendering import Colour, Limits
 from trainyard.data.open_datasets import Source, source_of
 from trainyard.data.storage.credentials import PIPE, without_secrets
 from trainyard.data.storage.location import split_of
@@ -47,8 +47,9 @@ class Description:
     interpolation: str
     exif: bool
     """True if images are turned upright by their EXIF first."""
-    range: Range | Ranges | None
-    """The values of images of more than 8 bits that are 0 and 255; None for the upper 8 bits."""
+    range: Limits | None
+    """The values of images of more than 8 bits that are 0 and 255, or "window"; None for the
+    upper 8 bits."""
     bands: tuple[int, ...]
     """The bands of a file that are its channels, from 1; none for all."""
     background: Colour

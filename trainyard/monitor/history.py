@@ -38,7 +38,7 @@ class History(NamedTuple):
 
 
 def shows_top5(classes: int) -> bool:
-    """Whether people are shown top-5 for so many classes: of ten or fewer it is near 100% whatever was learned."""
+    """False for ten classes or fewer: top-5 of them is near 100% whatever was learned."""
     return classes > 10
 
 

@@ -53,8 +53,8 @@ from trainyard.data.decode.packed_record import (
 from trainyard.data.decode.rendering import (
     MAX_PIXELS,
     PLAIN,
+    Limits,
     Range,
-    Ranges,
     Rendering,
     by_channel,
     deep_values,
@@ -405,7 +405,7 @@ def _blamed(content: bytes) -> Iterator[None]:
         raise BadImageError(_reason(content, error)) from None
 
 
-def in_8_bits(image: Image.Image, limits: Range | Ranges | None) -> Image.Image:
+def in_8_bits(image: Image.Image, limits: Limits | None) -> Image.Image:
     """An opened image, with its values mapped from `limits` if it has more than 8 bits a channel.
 
     Without limits it is not changed, unless the upper 8 bits alone do not tell what is transparent.
@@ -418,6 +418,8 @@ def in_8_bits(image: Image.Image, limits: Range | Ranges | None) -> Image.Image:
             return image
         limits = _WHOLE
     deep = deep_values(image)
+    if limits == "window":
+        limits = _window(image.info)
     if limits is not None and by_channel(limits):
         raise BadImageError("no array, whose channels the ranges of data.range are of")
     if limits is None or deep is None:
@@ -430,6 +432,13 @@ def in_8_bits(image: Image.Image, limits: Range | Ranges | None) -> Image.Image:
     if opacity_HW is not None:
         picture.putalpha(Image.fromarray(opacity_HW))
     return picture
+
+
+def _window(info: Mapping[Any, Any]) -> Range:
+    if (found := info.get("window")) is None:
+        raise BadImageError("no DICOM image with a window of its own, and data.range = 'window'")
+    low, high = found
+    return low, high
 
 
 def as_rgb(image: Image.Image, rendering: Rendering = PLAIN) -> Image.Image:
@@ -509,7 +518,7 @@ def opened(content: bytes, bands: tuple[int, ...] = ()) -> Image.Image | Bands:
     return found._replace(channels=len(bands), values=lambda: found.values()[..., rows])
 
 
-def shown(image: Image.Image | Bands, limits: Range | Ranges | None = None) -> Image.Image:
+def shown(image: Image.Image | Bands, limits: Limits | None = None) -> Image.Image:
     """An opened image; of bands, in 8 bits, the first three, or the first one."""
     if isinstance(image, Image.Image):
         return image
@@ -519,12 +528,14 @@ def shown(image: Image.Image | Bands, limits: Range | Ranges | None = None) -> I
     )
 
 
-def _bands_in_8_bits(image: Bands, limits: Range | Ranges | None) -> NDArray[np.uint8]:
+def _bands_in_8_bits(image: Bands, limits: Limits | None) -> NDArray[np.uint8]:
     """uint8[height, width, channels]; BadImageError for other numbers without a range."""
     if not is_deep(image):
         return image.values()
     if limits is None:
         raise BadImageError(f"an array of {image.dtype}: set data.range, or store uint8")
+    if limits == "window":
+        limits = _window({})
     return mapped(image.values(), limits)
 
 

@@ -18,6 +18,7 @@ class DicomFile(ImageFile.ImageFile):
 
     F has the values by slope and intercept, in Hounsfield units say. MONOCHROME1, whose lowest
     value is white, is inverted: the lowest value that its bits can store becomes the highest.
+    `info["window"]` are the values that its own window shows as black and white.
     """
 
     format = "DICOM"
@@ -36,6 +37,8 @@ class DicomFile(ImageFile.ImageFile):
         in_8_bits = self.data.BitsStored == 8 and self.data.PixelRepresentation == 0
         if not (is_grey or in_8_bits):
             raise ValueError(f"a DICOM file of colours of {self.data.BitsStored} bits")
+        if (window := self._window) is not None:
+            self.info["window"] = window
         self._mode = ("L" if in_8_bits and is_plain else "F") if is_grey else "RGB"
 
     @property
@@ -43,6 +46,29 @@ class DicomFile(ImageFile.ImageFile):
         """Slope and intercept."""
         slope, intercept = self.data.get("RescaleSlope"), self.data.get("RescaleIntercept")
         return float(1 if slope is None else slope), float(intercept or 0)
+
+    @property
+    def _top(self) -> int | None:
+        """What a stored value is subtracted from, if the lowest one is white."""
+        if self.data.PhotometricInterpretation != "MONOCHROME1":
+            return None
+        return -1 if self.data.PixelRepresentation else (1 << self.data.BitsStored) - 1
+
+    @property
+    def _window(self) -> tuple[float, float] | None:
+        """The values that the first window of the file shows as black and white (PS3.3 C.11.2)."""
+        centres, widths = self.data.get("WindowCenter"), self.data.get("WindowWidth")
+        if centres is None or widths is None:
+            return None
+        centre, width = (float(np.atleast_1d(each)[0]) for each in (centres, widths))
+        kind = self.data.get("VOILUTFunction") or "LINEAR"
+        if kind == "LINEAR":
+            centre, width = centre - 0.5, width - 1
+        if self._top is not None:
+            slope, intercept = self._line
+            centre = slope * self._top + 2 * intercept - centre
+        is_line = kind.startswith("LINEAR") and width > 0
+        return (centre - width / 2, centre + width / 2) if is_line else None
 
     def load(self) -> Any:
         """Decodes the frame; almost any error if pydicom cannot."""
@@ -55,9 +81,8 @@ class DicomFile(ImageFile.ImageFile):
         from pydicom.pixels import pixel_array
 
         values = pixel_array(self.data, index=0)
-        if self.data.PhotometricInterpretation == "MONOCHROME1":
-            bits, is_signed = self.data.BitsStored, self.data.PixelRepresentation
-            values = (-1 if is_signed else (1 << bits) - 1) - values.astype(np.int64)
+        if self._top is not None:
+            values = self._top - values.astype(np.int64)
         if self.mode != "F":
             return values.astype(np.uint8)
         slope, intercept = self._line

@@ -6,7 +6,7 @@ Both sides of a loader process import this module: pydantic and torch stay out.
 import io
 import sys
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ Range = tuple[float, float]
 """The values that become 0 and 255."""
 Ranges = tuple[Range, ...]
 """A range for each channel."""
+Limits = Range | Ranges | Literal["window"]
+"""window: the range that each DICOM file has as its own, its window."""
 Colour = tuple[int, int, int]
 BACKGROUND: Colour = (124, 116, 104)  # ImageNet's mean
 MAX_PIXELS = 178_956_970  # Pillow's own limit; larger images are taken for decompression bombs
@@ -36,7 +38,7 @@ class Rendering(NamedTuple):
     """As in DataConfig; plain data."""
 
     exif: bool = False
-    range: Range | Ranges | None = None
+    range: Limits | None = None
     background: Colour = BACKGROUND
     max_pixels: int = MAX_PIXELS
     bands: tuple[int, ...] = ()
@@ -50,8 +52,10 @@ def by_channel(limits: Range | Ranges) -> Ranges:
     return tuple(one for one in limits if isinstance(one, tuple))
 
 
-def written(limits: Range | Ranges) -> str:
-    """A range as in a recipe: "[0, 4095]", or "[[0, 4095], [0, 255]]"."""
+def written(limits: Limits) -> str:
+    """A range as in a recipe, "[0, 4095]" or "[[0, 4095], [0, 255]]", or the window in words."""
+    if limits == "window":
+        return "the window of each file"
     each = (written(one) if isinstance(one, tuple) else f"{one:g}" for one in limits)
     return f"[{', '.join(each)}]"
 

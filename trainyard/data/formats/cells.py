@@ -1,11 +1,14 @@
 """The image that a cell of a list stands for: the one below a folder whose path ends in it.
 
 `/data/upload/1/x.jpg`, `gs://bucket/1/x.jpg`, `C:\\upload\\1\\x.jpg` and the bare `x` all stand for
-`images/1/x.jpg`, if no other image ends so. The longest end decides.
+`images/1/x.jpg`, if no other image ends so. The longest end decides. A cell that names no image can
+name a folder in the same ways: a study, a patient. It stands for all images below it.
 """
 
 import os
 import re
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 from itertools import takewhile
@@ -51,16 +54,17 @@ class Images:
         found = self._of_stem(stem or name)
         if stem:
             found = [path for path in found if path.rpartition("/")[2] == name]
-        if not above or not found:
-            return found
-        folders = [path.split("/")[:-1] for path in found]
-        depths = [_depth(one, above) for one in folders]
-        deepest = max(depths)
-        return [
-            path
-            for path, one, depth in zip(found, folders, depths, strict=True)
-            if depth == deepest and not _is_other_split(one, above, depth)
-        ]
+        return _nearest(found, above)
+
+    def folders_named(self, cell: str) -> Sequence[str]:
+        """The folders with images, relative to the folder, that a cell can stand for."""
+        *above, name = parts_of(cell) or [""]
+        return _nearest(self._folders.get(name, ()), above)
+
+    def below(self, folder: str) -> Sequence[str]:
+        """All images below a folder, sorted."""
+        start, end = (bisect_left(self._paths, f"{folder}{mark}") for mark in "/0")  # 0 is after /
+        return self._paths[start:end]
 
     def example(self) -> str:
         """An image below the folder; "" without any."""
@@ -80,6 +84,23 @@ class Images:
     def _of_stem(self, stem: str) -> Sequence[str]:
         found = self._by_stem.get(stem, ())
         return (found,) if isinstance(found, str) else found
+
+    @cached_property
+    def _paths(self) -> list[str]:
+        each = self._by_stem.values()
+        return sorted(path for one in each for path in ([one] if isinstance(one, str) else one))
+
+    @cached_property
+    def _folders(self) -> dict[str, list[str]]:
+        """The folders with images somewhere below them, by name."""
+        found = {""}
+        for path in self._paths:
+            while (path := path.rpartition("/")[0]) not in found:
+                found.add(path)
+        named = defaultdict[str, list[str]](list)
+        for path in sorted(found - {""}):
+            named[path.rpartition("/")[2]].append(path)
+        return named
 
     @cached_property
     def _by_stem(self) -> dict[str, str | list[str]]:
@@ -117,6 +138,20 @@ def _walk(root: str) -> Iterator[tuple[str, str]]:
             if not real or not any(real.startswith(one) or one.startswith(real) for one in seen):
                 seen |= {real} - {""}
                 folders.append(f"{folder}{name}/")
+
+
+def _nearest(found: Sequence[str], above: Sequence[str]) -> Sequence[str]:
+    """The paths that agree with most of the folders above a name in a cell."""
+    if not above or not found:
+        return found
+    folders = [path.split("/")[:-1] for path in found]
+    depths = [_depth(one, above) for one in folders]
+    deepest = max(depths)
+    return [
+        path
+        for path, one, depth in zip(found, folders, depths, strict=True)
+        if depth == deepest and not _is_other_split(one, above, depth)
+    ]
 
 
 def _depth(folders: Sequence[str], above: Sequence[str]) -> int:

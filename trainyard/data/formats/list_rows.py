@@ -135,8 +135,8 @@ class ListRows:
     ) -> None:
         self.place, self.path, self.images, self.split = place, path, images, split
         self.root = images.root
-        self.found = list[str]()
-        """The path for the cell of each row so far, once images are searched."""
+        self.found = list[Sequence[str]]()
+        """The paths for the cell of each row so far, once images are searched."""
         self.members: Mapping[str, str] | None = None
         """The split of each image by the lists of the splits; None without these."""
         self.key: int | None = None
@@ -182,20 +182,25 @@ class ListRows:
         options = self.place.options
         wanted = {options[name] for name in ("path", "label", "split") if name in options}
         is_header = has_column("path", cells) or not all(map(str.isdigit, wanted & {*cells}))
-        return not is_header and any(map(self._is_image, map(str.strip, cells)))
+        return not is_header and any(map(self._is_image_or_path_of_folder, map(str.strip, cells)))
+
+    def _is_image_or_path_of_folder(self, cell: str) -> bool:
+        return self._is_image(cell) or ("/" in cell and self._is_folder(cell))
 
     def _is_image(self, cell: str) -> bool:
         return self.images.is_path(cell) or bool(self.images.named(cell))
 
+    def _is_folder(self, cell: str) -> bool:
+        return bool(self.images.folders_named(cell))
+
     def _column_of_images(self) -> int:
-        """The column whose cells are images. DataError if none is, or several are."""
+        """The column whose cells are images, else that of their folders.
+
+        DataError if none is, or several are.
+        """
         names, head = self.table.names, self._head()
-        found = list[int]()
-        for at in range(len(names) if head else 0):
-            cells = [row[at].strip() for row in head]
-            is_free = at not in (*self.labels, self.divider)
-            if is_free and len({*cells}) == len(cells) and all(map(self._is_image, cells)):
-                found.append(at)
+        columns = partial(self._columns_where, head)
+        found = columns(self._is_image) or columns(self._is_folder)
         if found[1:]:  # numbers of the rows may be names too
             named = [at for at in found if not all(row[at].strip().isdigit() for row in head)]
             found = named or found
@@ -207,6 +212,18 @@ class ListRows:
         if not head:
             raise missing("path", names, self.path, self.table.header)
         raise self._names_no_images(head)
+
+    def _columns_where(
+        self, head: Sequence[Sequence[str]], is_wanted: Callable[[str], bool]
+    ) -> list[int]:
+        """The columns whose cells, each another, all are wanted."""
+        found = list[int]()
+        for at in range(len(self.table.names) if head else 0):
+            cells = [row[at].strip() for row in head]
+            is_free = at not in (*self.labels, self.divider)
+            if is_free and len({*cells}) == len(cells) and all(map(is_wanted, cells)):
+                found.append(at)
+        return found
 
     def _names_no_images(self, head: Sequence[Sequence[str]]) -> DataError:
         """The error of a list whose cells are no images; it names the nearest column."""
@@ -385,7 +402,10 @@ class ListRows:
         if self.labels[1:] and (row := survey.several):
             print_line(f"{self.path}, line {row.line}: has several labels: each row has a list")
         if row := survey.searched:
-            print_line(f"{self.path}, line {row.line}: {row.cell!r} stands for {row.path}")
+            known = self.images.named(row.cell)
+            folders = () if known else self.images.folders_named(row.cell)
+            what = f"the images below {folders[0]}" if folders else row.path
+            print_line(f"{self.path}, line {row.line}: {row.cell!r} stands for {what}")
 
     def hint(self, cell: str) -> str:
         """What a missing image may be, for a message."""
@@ -417,7 +437,7 @@ class ListRows:
         is_single = len(self.labels) == 1 and not (self.has_list or self.is_lst)
         single = self.labels[0] if is_single else None
         for number, (line, cells) in enumerate(self.table.rows()):
-            cell = path = cells[image].strip()
+            cell = cells[image].strip()
             text = "" if single is None else cells[single].strip()
             labels = [text] if text else self._labels(line, cells)
             split = self.split
@@ -430,19 +450,17 @@ class ListRows:
             if looks and not searches and self._is_no_path(number, cell, is_odd):
                 self.images.is_searched = True
                 return
-            if searches:
-                if number == len(self.found):
-                    self.found.append(self._found(line, cell))
-                path = self.found[number]
-                is_odd = _ODD.search(path) is not None
-            if not is_here or is_odd:
-                path = self._from_here(line, path, inside, here)
-            if self.members is not None:
-                key = path if self.key is None else cells[self.key].strip()
-                split = self.members.get(key)
-            if not self.labels:
-                labels = [os.path.dirname(path)]
-            yield Row(line, path, labels, split, cell, cells)
+            if searches and number == len(self.found):
+                self.found.append(self._found(line, cell))
+            for path in self.found[number] if searches else (cell,):
+                if not is_here or (_ODD.search(path) if searches else is_odd):
+                    path = self._from_here(line, path, inside, here)
+                if self.members is not None:
+                    key = path if self.key is None else cells[self.key].strip()
+                    split = self.members.get(key)
+                if not self.labels:
+                    labels = [os.path.dirname(path)]
+                yield Row(line, path, labels, split, cell, cells)
         self.is_plain = is_plain or (looks and not has_odd)
 
     def _is_no_path(self, number: int, cell: str, is_odd: bool) -> bool:
@@ -489,15 +507,17 @@ class ListRows:
             name=name,
         )
 
-    def _found(self, line: int, cell: str) -> str:
-        """The path below the root of the image that a cell stands for, or the cell as a path.
+    def _found(self, line: int, cell: str) -> Sequence[str]:
+        """The paths below the root of the image or the images of the folder that a cell stands for,
+        or the cell as a path.
 
-        DataError if it can stand for several images.
+        DataError if it can stand for several images, or several folders.
         """
         is_above = ".." in cell and ".." in parts_of(cell)
-        if is_above or (cell.startswith("/") and os.path.lexists(cell)):
-            return cell
-        found = self.images.named(cell)
+        if is_above or (cell.startswith("/") and os.path.isfile(cell)):
+            return (cell,)
+        images = self.images.named(cell)
+        found = images or self.images.folders_named(cell)
         if found[1:] and (split := split_named(os.path.basename(self.path))):
             # `1` in trainLabels.csv is train/1.png, where there is a test/1.png too
             own = [one for one in found if split in map(split_named, one.split("/")[:-1])]
@@ -513,7 +533,9 @@ class ListRows:
                 names=_listed(found),
                 location=self.place.with_options,
             )
-        return found[0] if len(found) == 1 else cell
+        if len(found) != 1:
+            return (cell,)
+        return found if images else self.images.below(found[0])
 
     def _from_here(self, line: int, cell: str, inside: str, here: str) -> str:
         """A path below the root, relative to the list's folder. DataError if it is outside."""
