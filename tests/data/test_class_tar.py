@@ -165,6 +165,7 @@ def test_a_split_that_only_the_scan_finds_is_not_mixed_in(
         ),
         (["train/1.jpg", "val/2.jpg"], "data.splits-as-classes", {"names": "train and val"}),
         (["a/train/1.jpg", "a/test/2.jpg"], "data.splits-as-classes", {"names": "test and train"}),
+        (["a/1_mask.jpg", "a/1.jpg", "b/2.jpg"], "tar.masks", {"name": "a/1_mask.jpg"}),
         (["1.jpg"], "tar.no-labels", {"name": "1.jpg", "stem": "0"}),
         (["a.txt", "b/c.txt"], "data.all-left-out", {}),
     ],

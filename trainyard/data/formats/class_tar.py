@@ -20,7 +20,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from trainyard.data.formats.format import Format
-from trainyard.data.formats.left_out import EMPTY, NO_SPLIT, LeftOut
+from trainyard.data.formats.left_out import EMPTY, NO_SPLIT, LeftOut, is_like_mask, masks_in
 from trainyard.data.formats.remedies import COMPRESSED, remedy
 from trainyard.data.formats.scan import (
     FileRows,
@@ -307,6 +307,7 @@ def _images(
     homes = file.homes
     found: dict[str, tuple[int, str, bool]] = {}  # by the image's folder
     hashes = array("q")  # of all names: 8 bytes for each of ten million
+    has_masks = False
     for member in members(tar):
         hashes.append(hash(member.name))
         if _is_tar(member.name):
@@ -319,6 +320,7 @@ def _images(
                     yield image.offset, image.size, home, split
         elif is_image(member.name):
             folder = member.name.rpartition("/")[0]
+            has_masks = has_masks or is_like_mask(member.name)
             if folder not in found:
                 is_loose = not _folders_of(member.name)
                 home, split = _add_home(homes, _FOLDERS, member.name)
@@ -331,6 +333,18 @@ def _images(
         else:
             file.left_out.add(why_left_out(member.name), member.name)
     _check_names(tar, several(hashes))
+    for mask in masks_in([*filter(is_image, _names(tar))]) if has_masks else ():
+        raise DataError(
+            "tar.masks",
+            "{path}: {name!r} is a mask beside its image, which would be an image of the class: "
+            "unpack the tar, whose folders are read without masks",
+            path=tar.name,
+            name=mask,
+        )
+
+
+def _names(tar: BufferedTarReader) -> Iterator[str]:
+    return (member.name for member in members(tar))
 
 
 def _check_names(tar: BufferedTarReader, twice: set[int]) -> None:

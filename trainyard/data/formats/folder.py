@@ -10,7 +10,6 @@ with `#classes=name` its name, `abbey`, wherever it lies.
 """
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
@@ -29,6 +28,7 @@ from trainyard.data.formats.left_out import (
     SPECIAL,
     LeftOut,
     ending,
+    masks_in,
 )
 from trainyard.data.formats.remedies import remedy_beside
 from trainyard.data.formats.scan import (
@@ -49,7 +49,6 @@ from trainyard.errors import DataError
 
 # Parallel listings and sizes hide the latency of a network file system.
 _STAT_THREADS = 16
-_MASK = re.compile(r"[_-](?:mask|seg|segmentation)(?:[_-]?\d+)?\.[^.]+$", re.IGNORECASE)
 _IMAGE_FOLDERS, _MASK_FOLDERS = {"images", "image", "imgs", "img"}, {"masks", "mask"}
 
 
@@ -246,7 +245,7 @@ def _read_folder(location: str, folder: str, label: int) -> FileScan:
             found.append((path, entry.stat()))
         else:
             left_out.add(kind, path)
-    masks = _masks([path for path, _ in found])
+    masks = masks_in([path for path, _ in found])
     for path in masks:
         left_out.add(MASKS, path)
     found = [one for one in found if one[0] not in masks]
@@ -260,13 +259,6 @@ def _read_folder(location: str, folder: str, label: int) -> FileScan:
         for path, stat in others or found
     ]
     return FileScan(rows, left_out)
-
-
-def _masks(paths: Sequence[str]) -> dict[str, None]:
-    """The masks of other images in a folder: `x_mask.png` and `x_mask_1.png` beside `x.png`."""
-    likely = {path: path[: match.start()] for path in paths if (match := _MASK.search(path))}
-    stems = {os.path.splitext(path)[0] for path in paths} if likely else set()
-    return dict.fromkeys(path for path, stem in likely.items() if stem in stems)
 
 
 def why_left_out(entry: os.DirEntry[str]) -> str | None:

@@ -1,6 +1,7 @@
 """The account of a scan: the files, rows and members that it leaves out, by kind."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,11 +23,24 @@ DOTTED = "samples with a dot in their names, since a key ends at the first one: 
 PLUGINS = {"HEIF": ("pillow-heif", (".heic", ".heif")), "DICOM": ("pydicom", (".dcm", ".dicom"))}
 """The package that reads each format which Pillow does not, and the endings, in lower case."""
 _LONGEST = 8  # characters of an ending, the dot included
+_MASK = re.compile(r"[_-](?:mask|seg|segmentation)(?:[_-]?\d+)?\.[^.]+$", re.IGNORECASE)
 
 
 def needs_plugin(kind: str) -> str:
     """How to make a format of PLUGINS readable, as the end of a sentence."""
     return f"which `pip install {PLUGINS[kind][0]}` makes readable"
+
+
+def is_like_mask(path: str) -> bool:
+    """True for the name of a mask, if there is its image."""
+    return _MASK.search(path) is not None
+
+
+def masks_in(paths: Sequence[str]) -> dict[str, None]:
+    """The masks of other images among images: `x_mask.png` and `x_mask_1.png` beside `x.png`."""
+    likely = {path: path[: match.start()] for path in paths if (match := _MASK.search(path))}
+    stems = {os.path.splitext(path)[0] for path in paths} if likely else set()
+    return dict.fromkeys(path for path, stem in likely.items() if stem in stems)
 
 
 def ending(name: str) -> str:
