@@ -16,6 +16,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+from compileall import compile_dir
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -101,10 +102,11 @@ def main() -> None:
     options = parser.parse_args()
     folder = options.folder.resolve()
     prepare(folder)
-    rows = {}
+    trees, rows = (options.base.resolve(), ROOT), {}
+    for tree in trees:
+        compile_dir(tree / "trainyard", quiet=1)
     print(f"{'processor seconds':44} {'before':>8} {'after':>8} {'ratio':>7}  smallest to largest")
     for name, arguments in programs(folder).items():
-        trees = (options.base.resolve(), ROOT)
         pairs = []
         for number in range(options.pairs):
             turns = trees[:: -1 if number % 2 else 1]
