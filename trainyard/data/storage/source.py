@@ -8,8 +8,6 @@ from abc import ABC, abstractmethod
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Protocol, Self
 
-from crc32c import crc32c
-
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
@@ -141,6 +139,8 @@ _PIECE = 1 << 22  # bytes
 
 def checksum(source: Source, begin: int, end: int) -> int:
     """CRC-32C of the bytes [begin, end)."""
+    from crc32c import crc32c  # 25 ms, and each command imports this module
+
     crc = 0
     for at in range(begin, end, _PIECE):
         crc = crc32c(source.read(at, min(_PIECE, end - at)), crc)
