@@ -172,7 +172,9 @@ def evaluation_recipe(
     overrides = overrides or {}
     check_keys(overrides, "an evaluation")
     if on_other_data:
-        refuse_beside_data(overrides, ("train", "val", "val_share", "val_fold", "val_seed"))
+        refuse_beside_data(
+            overrides, ("train", "val", "val_share", "val_fold", "val_seed", "group")
+        )
     config = load_recipe(str(run / "recipe.toml"), _plain(overrides))
     check_size(config, overrides, "an evaluation")
     if "data.stage" in overrides:

@@ -44,7 +44,12 @@ _DROPPED_KEYS = {
     "watch.trackio": False
 }  # keys in the recipe of every older run, which are dropped there
 _VALIDATION = ("val", "val_fold", "val_share")  # keys of [data]: the first one that is set is used
-_DIVISION = ("data.val_share", "data.val_fold", "data.val_seed")  # of data without val data
+_DIVISION = (
+    "data.val_share",
+    "data.val_fold",
+    "data.val_seed",
+    "data.group",
+)  # of data without val data
 _SHAPES = ("tuple_type", "missing", "too_long")  # pydantic's errors about the length of a list
 
 

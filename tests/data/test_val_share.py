@@ -15,7 +15,7 @@ from tests.images import jpeg
 from trainyard.config import load_recipe
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.merge import open_merged
-from trainyard.data.index.val_share import Side, open_part
+from trainyard.data.index.val_share import Side, both_sides, open_part
 
 
 def sides(location: str, share: float | str = 0.25, seed: int = 0) -> dict[str, set[str]]:
@@ -26,6 +26,71 @@ def sides(location: str, share: float | str = 0.25, seed: int = 0) -> dict[str, 
         rows = range(len(part))
         found[split] = {str(Path(part.locate(row)[0]).relative_to(location)) for row in rows}
     return found
+
+
+def patients(location: str, group: str, part: float | str = 0.3) -> dict[str, list[str]]:
+    """The sorted files on each side, by groups."""
+    sides = both_sides(part, 0, group)
+    parts = {side.split: open_merged([location], None, side=side) for side in sides}
+    return {
+        split: sorted(Path(one.locate(row)[0]).name for row in range(len(one)))
+        for split, one in parts.items()
+    }
+
+
+def test_a_group_is_on_one_side(tmp_path: Path) -> None:
+    """By an expression of the path, whose classes keep their shares; groups of two classes too."""
+    names = [
+        f"{'ill' if patient % 3 else 'well'}/p{patient:02}-{image}.png"
+        for patient in range(40)
+        for image in range(1 + patient % 5)
+    ]
+    names += [f"{name}/p99-x.png" for name in ("ill", "well")]
+    location = write_files(tmp_path / "x", names)
+    found = patients(location, "(p\\d+)-")
+    assert sorted(found["train"] + found["val"]) == sorted(Path(name).name for name in names)
+    both = [{name[:3] for name in side} for side in found.values()]
+    assert not both[0] & both[1]
+    of_ill = [name for name in found["val"] if int(name[1:3]) % 3]
+    assert 20 <= len(of_ill) <= 28  # 0.3 of 80, to a patient of five
+    assert 8 <= len(found["val"]) - len(of_ill) <= 16
+    again = patients(write_files(tmp_path / "y", [*names, "ill/p77-0.png"]), "p\\d+")
+    moved = {*found["val"]} ^ {*again["val"]}
+    assert len({name[:3] for name in moved}) <= 3
+
+
+def test_folds_of_groups_are_disjoint_and_together_all(tmp_path: Path) -> None:
+    """With two patients in each class, the same folds would be empty in all of them."""
+    names = [f"c{n}/p{n}.{k}-{i}.png" for n in range(20) for k in range(2) for i in range(3)]
+    location = write_files(tmp_path, names)
+    folds = [patients(location, "p[\\d.]+", f"{n}/5")["val"] for n in range(1, 6)]
+    assert sorted(name for fold in folds for name in fold) == sorted(Path(n).name for n in names)
+    assert [len(fold) for fold in folds] == [24] * 5
+    assert all(len({name.split("-")[0] for name in fold}) == 8 for fold in folds)
+
+
+def test_groups_of_a_column_and_of_several_labels(tmp_path: Path) -> None:
+    """HAM10000: several images of a lesion, which their names do not tell."""
+    names = [f"{number}.png" for number in range(60)]
+    write_files(tmp_path, names)
+    rows = [f"{name},{'ab'[n // 30]},L{n // 3}" for n, name in enumerate(names)]
+    (tmp_path / "l.csv").write_text("\n".join(["path,label,lesion_id", *rows, "60.png,a,"]))
+    write_files(tmp_path, ["60.png"])
+    found = patients(f"{tmp_path}/l.csv", "lesion_id")
+    lesions = [{int(Path(name).stem) // 3 for name in side} for side in found.values()]
+    assert len(lesions[1]) == 6 and not lesions[0] & lesions[1]
+    lists = [row.replace(",a,", ",a|b,") for row in rows]
+    (tmp_path / "s.csv").write_text("\n".join(["path,labels,lesion_id", *lists]))
+    found = patients(f"{tmp_path}/s.csv", "lesion_id")
+    lesions = [{int(Path(name).stem) // 3 for name in side} for side in found.values()]
+    assert lesions[0] and lesions[1] and not lesions[0] & lesions[1]
+
+
+@pytest.mark.parametrize("group", ["no such", "png", "^.*$"])
+def test_groups_that_divide_nothing_are_an_error(group: str, tmp_path: Path) -> None:
+    location = write_files(tmp_path, [f"{name}/{n}.png" for name in "ab" for n in range(4)])
+    with raises("data.group-divides-nothing", group=group):
+        patients(location, group)
 
 
 def test_few_images_change_sides_as_others_are_added(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The [data] section of a recipe."""
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
@@ -48,7 +49,11 @@ Locations = Location | Annotated[tuple[Location, ...], Field(min_length=1)]
 
 
 class DataConfig(Section):
-    NEEDS = (("stage_gb", "stage"), ("val_seed", "val_share", "val_fold"))
+    NEEDS = (
+        ("stage_gb", "stage"),
+        ("val_seed", "val_share", "val_fold"),
+        ("group", "val_share", "val_fold"),
+    )
 
     train: Locations | None = None
     """Location of the training data: a folder, shards or a brace list. `--data` sets this key and
@@ -67,6 +72,10 @@ class DataConfig(Section):
     val_seed: int = Field(0, ge=0, lt=2**31)
     """Seed of `val_share` and `val_fold`. It is not `run.seed`, so that runs with other seeds are
     validated on the same images."""
+    group: str | None = None
+    """What names the group of an image, such as a patient, for `val_share` and `val_fold`: all its
+    images are on one side. A column of a list, or a regular expression of the path in `train`: its
+    parts in parentheses are the name, or all that it matches: "(patient\\d+)"."""
     order: Literal["exact", "resample", "join"] = "exact"
     """exact: every sample once per epoch. resample: short runs of samples from shards drawn with
     replacement. join: data without an index; each rank reads its own shards once per pass, and
@@ -186,6 +195,15 @@ class DataConfig(Section):
     def _is_fold(cls, text: str | None) -> str | None:
         if text is not None:
             read_fold(text)
+        return text
+
+    @field_validator("group")
+    @classmethod
+    def _is_expression(cls, text: str | None) -> str | None:
+        try:
+            re.compile(text or "")
+        except re.error as error:
+            raise ValueError(f"no regular expression: {error}") from None
         return text
 
     @property

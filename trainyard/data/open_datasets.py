@@ -67,7 +67,8 @@ def source_of(config: DataConfig, split: Literal["train", "val"]) -> Source:
     """The source of a recipe's training or validation images."""
     if config.val is not None or config.val_part is None or config.order == "join":
         return Source(getattr(config, split), f"data.{split}")
-    return Source(config.train, "data.train", Side(split, config.val_part, config.val_seed))
+    side = Side(split, config.val_part, config.val_seed, config.group)
+    return Source(config.train, "data.train", side)
 
 
 def check_sources(config: DataConfig, world: World) -> None:

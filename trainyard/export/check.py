@@ -83,7 +83,7 @@ def real_images(classifier: Classifier) -> list[bytes]:
     location = locations if isinstance(locations, str | None) else locations[0]
     try:
         index = saved_index(location) if location else None
-        index = index if index is None or side is None else open_part(index, side)
+        index = index if index is None or side is None else open_part(index, side, location or "")
     except (DataError, OSError):
         return []
     return [] if index is None else list(_readable(classifier, index))

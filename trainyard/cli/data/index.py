@@ -49,6 +49,9 @@ def add_division(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="data.val_seed of them; default: 0",
     )
+    parser.add_argument(
+        "--group", metavar="COLUMN|REGEX", help="data.group of them: what keeps images on one side"
+    )
 
 
 def division_of(options: argparse.Namespace) -> "tuple[Side, ...]":
@@ -58,9 +61,10 @@ def division_of(options: argparse.Namespace) -> "tuple[Side, ...]":
     from trainyard.config import RunConfig, override
     from trainyard.data.index.val_share import both_sides
 
-    keys = {f"data.{key}": getattr(options, key) for key in ("val_share", "val_fold", "val_seed")}
+    names = ("val_share", "val_fold", "val_seed", "group")
+    keys = {f"data.{name}": getattr(options, name) for name in names}
     data = override(RunConfig(), {key: of for key, of in keys.items() if of is not None}).data
-    return () if data.val_part is None else both_sides(data.val_part, data.val_seed)
+    return () if data.val_part is None else both_sides(data.val_part, data.val_seed, data.group)
 
 
 def data_index(options: argparse.Namespace) -> int:

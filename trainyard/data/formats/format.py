@@ -4,7 +4,7 @@ A module of this folder, or of another package, has one as `FORMAT`; `formats/__
 them. A package's own is an entry point of the group `trainyard.formats`: see docs/own-code.md.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +48,8 @@ class Format:
     """Options of a location: `FILE#label=COLUMN`."""
     splits_inside: Callable[[ResolvedLocation], tuple[str, ...]] = lambda location: ()
     """The splits in one file, or none."""
+    cells: Callable[[ResolvedLocation, str], Mapping[str, str] | None] | None = None
+    """The cell of a column for each path, of a format that is a table; None without the column."""
     check_shard: Callable[[Source], None] | None = None
     """Checks what `scan` does not look at, such as checksums. DataError for damage."""
     shards: Shards | None = None

@@ -103,6 +103,18 @@ def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
     return tuple(dict.fromkeys(split for split in splits if split))
 
 
+def cells(place: ResolvedLocation, column: str) -> dict[str, str] | None:
+    """The cell of a column for each image of a list; None without such a column."""
+    lists, found = _lists(place), dict[str, str]()
+    for one in lists:
+        names = [name.strip() for name in one.table.names]
+        if column not in names:
+            return None
+        one.survey()
+        found |= {row.path: row.cells[names.index(column)].strip() for row in one.rows()}
+    return found
+
+
 def _has_split(wanted: str | None, cells: Sequence[str]) -> bool:
     """True for a row, and False for a header, as far as the column of the splits needs it."""
     is_header = has_column("path", cells) or wanted in cells
@@ -311,4 +323,5 @@ FORMAT = Format(
     kind="image",
     options=("path", "label", "between", "unlabelled", "root", "split", *SPLITS),
     splits_inside=splits_inside,
+    cells=cells,
 )

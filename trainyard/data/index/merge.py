@@ -110,7 +110,7 @@ def open_merged(
     for location in locations:
         done = sum(map(len, parts))
         whole = open_index(location, _counting_from(done, progress))
-        parts.append(whole if side is None else open_part(whole, side))
+        parts.append(whole if side is None else open_part(whole, side, location))
     if len(parts) == 1 and known is None:
         return parts[0]
     classes = _unite(locations, parts, known)

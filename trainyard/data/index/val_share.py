@@ -15,6 +15,9 @@ validation):
     images in the class        40     100     400    1300
     change sides, of 100      0.9     0.7     0.4     0.2
 
+Images of a group, see `data.group`, stay together: the number is the group's, which counts for the
+class of most of its images, and lies where its middle image would.
+
 With lists of labels the numbers below the share decide: a rare class may lie on one side.
 
 The folds 1/n to n/n cut the same order of a class into n stretches, whose sizes differ by one at
@@ -29,8 +32,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data.arrays import Bools, Ints
+from trainyard.data.arrays import Bools, Floats, Ints
 from trainyard.data.index.fold import read_fold
+from trainyard.data.index.groups import Groups, find_groups
 from trainyard.data.index.overlap import hash_names
 from trainyard.data.index.table import (
     OF_SAMPLES,
@@ -52,23 +56,42 @@ class Side(NamedTuple):
     part: float | str
     """The images that validate: their share, such as 0.1, or their fold, such as "2/5"."""
     seed: int
+    group: str | None = None
+    """What names the group of an image, as data.group; images of a group are on one side."""
 
     @property
     def key(self) -> str:
         """The recipe key of the part."""
         return "data.val_fold" if isinstance(self.part, str) else "data.val_share"
 
+    @property
+    def known(self) -> list[object]:
+        """What tells this side from others: without groups as before there were any."""
+        return [self.split, self.part, self.seed, *[self.group] * (self.group is not None)]
 
-def both_sides(part: float | str, seed: int) -> tuple[Side, Side]:
+
+def both_sides(part: float | str, seed: int, group: str | None = None) -> tuple[Side, Side]:
     """The training and the validation side of a division."""
-    return Side("train", part, seed), Side("val", part, seed)
+    return Side("train", part, seed, group), Side("val", part, seed, group)
 
 
-def is_validation(index: Index, part: float | str, seed: int) -> Bools:
-    """True for each sample of an index that is for validation: bool[samples]."""
-    names = hash_names(index.file_names)
-    keys = fold_in(seed, names.view(np.int64)[index.file], index.keys_in_file)
-    numbers = uniforms(keys, 1)[:, 0]
+def is_validation(index: Index, side: Side, location: str = "") -> Bools:
+    """True for each sample of an index that is for validation: bool[samples].
+
+    `location` is that of the index, for the columns of a list that name groups.
+    """
+    part = side.part
+    if side.group is not None:
+        groups = find_groups(index, location or index.root, side.group)
+        numbers = uniforms(fold_in(side.seed, groups.keys), 1)[:, 0]
+        if index.lists is None:
+            chosen: Bools = _chosen_groups(index, groups, numbers, part)[groups.of]
+            return chosen
+        numbers = numbers[groups.of]
+    else:
+        names = hash_names(index.file_names)
+        keys = fold_in(side.seed, names.view(np.int64)[index.file], index.keys_in_file)
+        numbers = uniforms(keys, 1)[:, 0]
     if index.lists is not None:
         low, high = _limits(part)
         within: Bools = (low <= numbers) & (numbers < high)
@@ -80,6 +103,34 @@ def is_validation(index: Index, part: float | str, seed: int) -> Bools:
     ranks = np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
     is_chosen = np.empty(len(index), np.bool_)
     is_chosen[order] = (np.repeat(first, counts) <= ranks) & (ranks < np.repeat(last, counts))
+    return is_chosen
+
+
+def _chosen_groups(index: Index, groups: Groups, numbers: Floats, part: float | str) -> Bools:
+    """True for each group that is for validation: bool[groups].
+
+    A group counts for the class of most of its images, and lies where its middle image would.
+    """
+    count, classes = len(groups.keys), len(index.classes)
+    pairs, times = np.unique(groups.of * classes + index.label, return_counts=True)
+    of, label = np.divmod(pairs, classes)
+    most = np.lexsort((label, -times, of))
+    main = label[most][np.unique(of[most], return_index=True)[1]]
+    sizes, order = np.bincount(groups.of, minlength=count), np.lexsort((numbers, main))
+    images, num_groups = np.bincount(main, sizes, classes), np.bincount(main, minlength=classes)
+    main, sizes = main[order], sizes[order]
+    before = np.repeat(np.cumsum(images) - images, num_groups)
+    middle = (np.cumsum(sizes) - sizes / 2 - before) / images[main]  # from 0 to 1 in a class
+    is_chosen = np.empty(count, np.bool_)
+    if isinstance(part, str):
+        fold, folds = read_fold(part)
+        turned = np.floor(middle * folds).astype(np.int64) + main  # few groups: not all in one fold
+        is_chosen[order] = turned % folds == fold - 1
+        return is_chosen
+    wanted = np.bincount(main[middle < part], minlength=classes)
+    wanted = np.clip(wanted, np.minimum(num_groups - 1, 1), num_groups - 1)
+    ranks = np.arange(count) - np.repeat(np.cumsum(num_groups) - num_groups, num_groups)
+    is_chosen[order] = ranks < wanted[main]
     return is_chosen
 
 
@@ -101,13 +152,14 @@ def _stretches(counts: Ints, part: float | str) -> tuple[NDArray[Any], NDArray[A
     return (counts * (fold - 1) + shift) // folds, (counts * fold + shift) // folds
 
 
-def open_part(index: Index, side: Side) -> Index:
+def open_part(index: Index, side: Side, location: str = "") -> Index:
     """The samples of an index on one side, as an index of its own in the cache.
 
+    `location` is that of the index, for the columns of a list that name groups.
     DataError if the cache is not writable, or one of the sides has no image.
     """
     # An index of an older release has no row numbers in its parts.
-    digest = digest_of([os.path.realpath(index.path), *side, "rows"])
+    digest = digest_of([os.path.realpath(index.path), *side.known, "rows"])
     path = cache_folder() / f"part-{digest[:16]}"
     saved = load_index(path)
     wanted = (_fingerprint(index, side), index.fingerprint)
@@ -115,20 +167,21 @@ def open_part(index: Index, side: Side) -> Index:
     if saved is not None and is_same and saved.stamps == index.stamps:  # a touched file looks new
         return saved
     with into_cache(path, index.root):
-        return save_part(index, side, path)
+        return save_part(index, side, path, location)
 
 
-def save_part(index: Index, side: Side, path: Path) -> Index:
+def save_part(index: Index, side: Side, path: Path, location: str = "") -> Index:
     """Like `open_part`, in a new file at `path`. OSError if it cannot be written."""
-    chosen = is_validation(index, side.part, side.seed)
+    chosen = is_validation(index, side, location)
     if not chosen.any() or chosen.all():
         is_share = index.lists is None and not isinstance(side.part, str)
+        unit = "image" if side.group is None else "group"
         raise DataError(
             "data.too-few-to-share",
             "{location}: {reason}, so none can be kept for validation ({key} = {value}): add "
             "images, or name validation data by --data.val",
             location=index.root,
-            reason="no class has two images" if is_share else "it has too few images",
+            reason=f"no class has two {unit}s" if is_share else f"it has too few {unit}s",
             key=side.key,
             value=side.part,
         )
@@ -146,4 +199,4 @@ def save_part(index: Index, side: Side, path: Path) -> Index:
 def _fingerprint(index: Index, side: Side) -> str:
     # Other divisions of the same images were made by releases before.
     rule = "stratified" if index.snappy_start is None else "stratified by places"
-    return digest_of([index.fingerprint, *side, rule])
+    return digest_of([index.fingerprint, *side.known, rule])

@@ -75,7 +75,9 @@ def verify(
             sides = [] if division else [VerifiedSplit(part.split, index)]
             for side in division:
                 path = Path(folder) / f"{side.split}-part"
-                sides.append(VerifiedSplit(side.split, save_part(index, side, path)))
+                sides.append(
+                    VerifiedSplit(side.split, save_part(index, side, path, part.resolved.location))
+                )
             splits += sides
             checks += [check for side in sides for check in _check_rows(side)]
             checks += [check for side in sides for check in _check_lost(side)]
