@@ -141,10 +141,21 @@ def test_lines_are_as_wide_as_their_chart(chromium: Any, reports: dict[str, str]
 def test_details_of_a_run_fit_a_narrow_page(chromium: Any, reports: dict[str, str]) -> None:
     """They were cut at the right."""
     with Tab(chromium, reports["one"], viewport=NARROW) as page:
+        page.locator("#details details").evaluate_all("x => x.forEach(y => y.open = true)")
         tables = page.locator(".scroll:has(.facts)")
         assert tables.count() == 2
         for wide in tables.evaluate_all("x => x.map(y => y.scrollWidth - y.clientWidth)"):
             assert wide <= 0
+
+
+def test_a_path_is_copied(chromium: Any, reports: dict[str, str]) -> None:
+    allowed = ["clipboard-read", "clipboard-write"]
+    with Tab(chromium, reports["one"], permissions=allowed) as page:
+        name = page.locator("#right button.file").first
+        name.click()
+        page.get_by_role("button", name="path copied").wait_for()
+        path = page.evaluate("navigator.clipboard.readText()")
+        assert path == name.get_attribute("title") and Path(path).is_file()
 
 
 def test_the_histogram_of_classes(chromium: Any, reports: dict[str, str]) -> None:
@@ -187,7 +198,7 @@ def test_all_can_be_done_with_the_keyboard(
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
         reached = set()
-        for _ in range(60):
+        for _ in range(100):
             page.keyboard.press("Tab")
             reached.add(
                 page.evaluate("document.activeElement.name || document.activeElement.className")

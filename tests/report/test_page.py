@@ -112,12 +112,91 @@ def test_nothing_is_asked_of_a_network(trained: list[Path]) -> None:
     assert "connect-src" not in policy
 
 
-def test_pictures_of_errors_are_in_the_page(trained: list[Path]) -> None:
-    outline = Outline(made(trained[0]))
-    pictures = [attributes for tag, attributes in outline.elements if tag == "img"]
-    assert len(pictures) > 10  # twelve steps leave many errors
+def test_pictures_of_errors_and_of_right_predictions_have_their_paths(trained: list[Path]) -> None:
+    text = made(trained[0])
+    pictures = [attributes for tag, attributes in Outline(text).elements if tag == "img"]
     assert all((picture["src"] or "").startswith("data:image/") for picture in pictures)
-    assert all(re.fullmatch(r"\d, taken for \d", picture["alt"] or "") for picture in pictures)
+    wrong = [p for p in pictures if re.fullmatch(r"\d, taken for \d", p["alt"] or "")]
+    assert len(wrong) > 10  # twelve steps leave many errors
+    assert len(pictures) - len(wrong) == 12
+    for name in ("errors", "right"):
+        section = text.partition(f'<section id="{name}"')[2].partition("</section>")[0]
+        tiles = re.findall(r">is </span><b>(\d).*?title=\"(.*?)\"", section)
+        paths = section.partition("<pre>")[2].partition("</pre>")[0].split("\n")
+        assert [path for _, path in tiles] == paths
+        assert all(
+            Path(path).parent.name == label and Path(path).is_file() for label, path in tiles
+        )
+
+
+def sections_of(text: str) -> list[str]:
+    return re.findall(r'<section id="(\w+)"', text)
+
+
+def test_what_is_looked_at_first_comes_first(trained: list[Path], tmp_path: Path) -> None:
+    one = sections_of(made(trained[0]))
+    assert one[:4] == ["overview", "confusions", "errors", "right"]
+    assert one[-2:] == ["curves", "details"]
+    other = write_run(tmp_path / "other", [train_report(1)])
+    assert sections_of(made(*trained, other))[:4] == [
+        "overview",
+        "differences",
+        "curves",
+        "confusions",
+    ]
+
+
+def test_the_result_tells_on_how_many_images(tmp_path: Path) -> None:
+    """And whether it is that of the moving average."""
+    report = train_report(20) | {"kind": "val", "top1": 0.5, "ema_top1": 0.75, "evaluated": 4}
+    folder = write_run(tmp_path / "run", [report])
+    text = Outline(made(folder)).text
+    assert "75.00% top-1 of the moving average (EMA) on 4 validation images 30.1% to 95.4%" in text
+
+
+def test_a_remark_is_told_once(tmp_path: Path) -> None:
+    """Each run repeated it, at the top of the page."""
+    remark = {"kind": "event", "step": 0, "event": "remark", "message": "a short warm-up"}
+    alone = remark | {"message": "few images"}
+    folders = [write_run(tmp_path / name, [remark]) for name in "abc"]
+    folders.append(write_run(tmp_path / "d", [alone]))
+    text = Outline(made(*folders)).text
+    assert text.count("a, b, c: a short warm-up") == text.count("short warm-up") == 1
+    assert "d: few images" in text and "Remarks: 2" in text
+
+
+def test_the_loss_is_that_of_the_best_evaluation(tmp_path: Path) -> None:
+    """The lowest one was that of a linear probe at step 0."""
+    figures = ((0, 0.5, 0.25), (9, 0.75, 0.5))
+    folders = [
+        write_run(
+            tmp_path / name,
+            [
+                train_report(step + 1) | {"kind": "val", "top1": top1, "loss": loss}
+                for step, top1, loss in figures
+            ],
+        )
+        for name in "ab"
+    ]
+    text = Outline(made(*folders)).text
+    assert text.count("0.5000") >= 2 and "Loss of the best" in text
+    row = text.partition("Images/s ")[2]
+    assert row.startswith("a 0 75.00% 0.5000 ")
+
+
+@pytest.mark.parametrize(("classes", "is_shown"), [(10, False), (11, True)])
+def test_top5_is_shown_above_ten_classes(classes: int, is_shown: bool, tmp_path: Path) -> None:
+    report = train_report(10) | {"kind": "val", "top1": 0.5, "top5": 0.9}
+    folder = write_run(tmp_path / "run", [report])
+    record_some(folder, samples=60, classes=classes)
+    text = made(folder)
+    assert ("Top-5" in data_in(text)["class_columns"]) is is_shown
+    assert (chart_names(text).count("top5") == 1) is is_shown
+    assert ("top-5" in Outline(text).text) is is_shown
+
+
+def chart_names(text: str) -> list[str]:
+    return [chart["name"] for chart in data_in(text)["charts"]]
 
 
 def test_the_matrix_has_every_class_or_the_confused_ones(
@@ -126,12 +205,14 @@ def test_the_matrix_has_every_class_or_the_confused_ones(
     recorded = np.load(trained[0] / "predictions.npz")
     text = made(trained[0])
     table = text[text.index('class="matrix"') :].partition("</table>")[0]
-    numbers = [int(of) for of in re.findall(r'<span class="(?:hit|miss)[^>]*>(\d+)', table)]
+    cells = re.findall(r'<span class="(?:hit|miss)[^>]*>(\d+) <small>(\d+)%', table)
+    numbers = [int(count) for count, _ in cells]
+    assert all(0 < int(share) <= 100 for _, share in cells)
     assert sum(numbers) == len(recorded["labels"])
     assert table.count("<tr>") == 11
     record_some(write_run(tmp_path / "many", [train_report(1)]), samples=9000, classes=1000)
     text = made(tmp_path / "many")
-    table = text[text.index('class="matrix"') :].partition("</table>")[0]
+    table = text[text.index('class="matrix many"') :].partition("</table>")[0]
     assert table.count("<tr>") == 17 and "others" in table
 
 
@@ -204,11 +285,11 @@ def test_the_value_that_decides_comes_first(tmp_path: Path) -> None:
         with open(folders[-1] / "recipe.toml", "a") as file:
             file.write('best_by = "balanced_accuracy"\n')
         record_some(folders[-1], samples=9, classes=3, at=20)
-    first = "Best balanced accuracy 80.00% top-1 70.00%, at step 20, the checkpoint best"
+    first = "80.00% balanced accuracy top-1 70.00%, at step 20, the checkpoint best"
     assert f"{first} Best top-1 93.00% at step 50" in Outline(made(folders[0])).text
     text = Outline(made(*folders)).text
-    assert "Seed Best balanced accuracy Best top-1 Lowest loss" in text
-    assert "From b, the run with the highest balanced accuracy." in text
+    assert "Seed Best balanced accuracy Best top-1 Loss of the best" in text
+    assert "From b, the run with the highest balanced accuracy: its raw weights at step 20." in text
 
 
 def test_images_with_lists_of_labels(tmp_path: Path) -> None:
@@ -312,7 +393,7 @@ def test_large_pictures_become_small(copied: Path, digits: Path, tmp_path: Path)
     found = set(re.findall(r'src="(data:image/[^"]+)"', text))
     assert found
     for uri in found:
-        assert uri.startswith("data:image/jpeg;base64,")
+        assert uri.startswith("data:image/webp;base64,")
         assert len(uri) < 20_000
 
 

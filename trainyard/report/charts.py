@@ -78,6 +78,8 @@ def charts_of(groups: Sequence[Group]) -> list[Chart]:
     charts = list(_CHARTS)
     if len(groups) > 1:
         charts = [part for chart in charts for part in _by_kind(chart)]
+    if not any(run.shows_top5 for group in groups for run in group.runs):
+        charts = [chart for chart in charts if chart.curves is not _TOP5]
     drawn = [replace(chart, series=_series(chart, groups)) for chart in charts]
     return [chart for chart in drawn if chart.series]
 

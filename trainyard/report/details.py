@@ -1,4 +1,4 @@
-"""Sections on events, unreadable images, environment and recipes of runs."""
+"""The folded parts of a page: settings, remarks, events, unreadable images, environment."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,19 +14,66 @@ from trainyard.report.runs import Group, Run, counted, differences
 _ROWS = 200  # of events, and of unreadable images, shared among the runs
 
 
-def events_section(runs: Sequence[Run]) -> Html:
-    """The latest events, and the number of skipped updates; heads are in the overview."""
+def folded_section(groups: Sequence[Group]) -> Html:
+    """What is seldom looked at, each part folded, with its number of entries."""
+    runs = [run for group in groups for run in group.runs]
+    events, events_text = _events(runs)
+    parts = [
+        *([("settings", "Settings at the start", _settings(runs[0]))] if len(runs) == 1 else []),
+        *_recipes(groups),
+        ("remarks", *_remarks(runs)),
+        ("events", events, events_text),
+        ("quarantine", *_quarantine(runs)),
+        ("environment", "Hardware and versions", _environments(runs)),
+    ]
+    return join(
+        *(tag("details", tag("summary", title), content, id=name) for name, title, content in parts)
+    )
+
+
+def _settings(run: Run) -> Html:
+    """The head that the run printed when it was started last."""
+    heads = [event["rows"] for event in run.history.events if isinstance(event.get("rows"), dict)]
+    if not heads:
+        return about("The run printed none.")
+    rows: list[list[Child]] = [[name, without_secrets(str(of))] for name, of in heads[-1].items()]
+    return table(["", "Value"], rows, caption="The run at its start", class_="facts")
+
+
+def _remarks(runs: Sequence[Run]) -> tuple[str, Html]:
+    """Each remark once, with the names of those of several runs that have it."""
+    names: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for event in run.history.events:
+            if event.get("event") == "remark":
+                text = without_secrets(str(event.get("message", "")))
+                names.setdefault(text, {})[run.name] = None
+    notes = []
+    for text, of in names.items():
+        which = (
+            "" if len(runs) == 1 else "all runs: " if len(of) == len(runs) else f"{', '.join(of)}: "
+        )
+        notes.append(tag("p", f"{which}{text}", class_="note"))
+    return f"Remarks: {len(notes) or 'none'}", join(*notes)
+
+
+def _events(runs: Sequence[Run]) -> tuple[str, Html]:
+    """The latest events, and the number of skipped updates."""
     rows = {
-        run.name: [_event(event) for event in run.history.events if event.get("event") != "head"]
+        run.name: [
+            _event(event)
+            for event in run.history.events
+            if event.get("event") not in ("head", "remark")
+        ]
         for run in runs
     }
     skipped = sum(number(report, "skipped") or 0 for run in runs for report in run.history.train)
     updates = "update was" if skipped == 1 else "updates were"
     text = f"{skipped:g} {updates} skipped: a gradient was not finite." if skipped else ""
-    if not any(rows.values()):
-        return about(text or "Nothing out of the ordinary.")
+    title = f"Events: {sum(map(len, rows.values())) or 'none'}"
     head = ["Step", "Time", "Event", "What"]
-    return join(about(text) if text else None, _latest("event", head, rows, class_="events"))
+    latest = _latest("event", head, rows, class_="events") if any(rows.values()) else None
+    return title, join(about(text) if text else None, latest)
 
 
 def _event(event: dict[str, Any]) -> tuple[Child, ...]:
@@ -43,7 +90,7 @@ def _event(event: dict[str, Any]) -> tuple[Child, ...]:
     )
 
 
-def quarantine_section(runs: Sequence[Run]) -> Html:
+def _quarantine(runs: Sequence[Run]) -> tuple[str, Html]:
     """The latest images that could not be read."""
     keys = ("file", "offset", "reason", "split")
     rows = {
@@ -52,9 +99,11 @@ def quarantine_section(runs: Sequence[Run]) -> Html:
         ]
         for run in runs
     }
-    if not any(rows.values()):
-        return about("Every image could be read.")
-    return _latest("image", ["File", "Offset", "Reason", "Split"], rows)
+    count = sum(map(len, rows.values()))
+    if not count:
+        return "Unreadable images: none", about("Every image could be read.")
+    head = ["File", "Offset", "Reason", "Split"]
+    return f"Unreadable images: {count:,}", _latest("image", head, rows)
 
 
 def _latest(
@@ -79,7 +128,7 @@ def _latest(
     return table(head, shown, caption=caption, class_=class_)
 
 
-def environment_section(runs: Sequence[Run]) -> Html:
+def _environments(runs: Sequence[Run]) -> Html:
     """A table with a column for each run."""
     columns = [_environment(run.environment) for run in runs]
     keys = list(dict.fromkeys(key for column in columns for key in column))
@@ -111,16 +160,16 @@ def _environment(tree: dict[str, Any]) -> dict[str, str]:
     return {key: str(value) for key, value in rows.items() if value not in (None, "")}
 
 
-def recipe_section(groups: Sequence[Group]) -> Html:
+def _recipes(groups: Sequence[Group]) -> list[tuple[str, str, Html]]:
     """The whole recipe of each group's first run."""
-    parts: list[Html] = []
+    parts: list[tuple[str, str, Html]] = []
     for group in groups:
         name = "recipe.toml" if len(groups) == 1 else f"Recipe of {group.name}"
         text = without_secrets(group.runs[0].recipe_text)
         body = tag("pre", text, tabindex=0, role="region", aria_label=name)
         if text:
-            parts.append(tag("details", tag("summary", name), body, id=f"recipe-{len(parts)}"))
-    return join(*parts) if parts else about("There is no recipe.toml.")
+            parts.append((f"recipe-{len(parts)}", name, body))
+    return parts
 
 
 def differences_section(runs: Sequence[Run]) -> Html:

@@ -7,7 +7,6 @@ from statistics import fmean
 from trainyard.monitor.history import number
 from trainyard.monitor.reports import Report
 from trainyard.report.runs import Run
-from trainyard.training.label_scores import LabelScores
 
 PAGE = "docs/learns-nothing.md"
 _MIN_EPOCHS = 3  # before which no run is judged
@@ -42,7 +41,7 @@ def _training_before(run: Run, evaluation: Report) -> float | None:
 
 def _at_chance(run: Run, last: Report) -> Iterator[str]:
     """Once the rate has risen to half of optim.lr."""
-    count = _classes(run)
+    count = run.num_classes
     rates = [rate for r in run.history.train if (rate := number(r, "lr")) is not None]
     has_warmed_up = max(rates, default=0.0) >= 0.5 * (number(run.recipe, "optim.lr") or math.inf)
     keys = ("balanced_accuracy", "ema_balanced_accuracy")
@@ -67,11 +66,3 @@ def _gap(run: Run, last: Report) -> Iterator[str]:
             f"Training accuracy is {before:.1%}, validation accuracy {max(accuracies):.1%}: the "
             "model overfits, labels differ, or images or statistics do."
         )
-
-
-def _classes(run: Run) -> int | None:
-    if run.classes:
-        return len(run.classes)
-    if run.recorded is None or isinstance(run.recorded.scores, LabelScores):
-        return None
-    return int(run.recorded.labels.max()) + 1

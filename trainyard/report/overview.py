@@ -3,12 +3,11 @@
 from collections.abc import Iterable, Sequence
 from statistics import mean, median_high, stdev
 
-from trainyard.data.storage.credentials import without_secrets
 from trainyard.monitor.history import METRICS, PROBE, number
-from trainyard.printable import duration, in_millions
+from trainyard.printable import duration, how_many, in_millions
 from trainyard.report.charts import COLOURS
 from trainyard.report.findings import PAGE, findings
-from trainyard.report.markup import Child, Html, join, table, tag
+from trainyard.report.markup import Child, Html, about, join, table, tag
 from trainyard.report.runs import Group, Run, counted
 from trainyard.training.reliability import wilson
 
@@ -17,68 +16,63 @@ _COMPARED = ("top1", "ema_top1", "top5", "map", "ema_map")
 
 
 def overview_section(groups: Sequence[Group]) -> Html:
-    """The first section of a report: cards of one run, or a comparison of several."""
+    """The first section of a report: the result of one run, or a comparison of several."""
     runs = [run for group in groups for run in group.runs]
-    notes = (tag("p", note, class_="note") for run in runs for note in _notes(run, len(runs) > 1))
+    signs = [text for run in runs for text in _signs(run, len(runs) > 1)]
+    box = tag("div", *(tag("p", text) for text in signs), class_="note") if signs else None
     if len(runs) > 1:
-        return join(_comparison(groups), *notes)
-    return join(_cards(runs[0]), *notes, _head(runs[0]))
+        return join(_comparison(groups), box)
+    return join(tag("div", _result(runs[0]), _figures(runs[0]), class_="first"), box)
 
 
-def _head(run: Run) -> Html | None:
-    """The head that the run printed when it was started last."""
-    heads = [event["rows"] for event in run.history.events if isinstance(event.get("rows"), dict)]
-    if not heads:
-        return None
-    rows: list[list[Child]] = [[name, without_secrets(str(of))] for name, of in heads[-1].items()]
-    return table(["", "Value"], rows, caption="The run at its start", class_="facts")
-
-
-def _notes(run: Run, is_named: bool) -> list[str]:
+def _signs(run: Run, is_named: bool) -> list[str]:
+    """Missing parts, and signs of trouble."""
     of_run = findings(run)
-    remarks = [str(e["message"]) for e in run.history.events if e.get("event") == "remark"]
-    remarks = [without_secrets(text) for text in dict.fromkeys(remarks)]
-    remarks += [f"{' '.join(of_run)} Causes are in {PAGE}."] if of_run else []
-    return [*run.notes, *(f"{run.name}: {text}" if is_named else text for text in remarks)]
+    text = f"{' '.join(of_run)} Causes are in {PAGE}."
+    return [*run.notes, *([f"{run.name}: {text}" if is_named else text] if of_run else [])]
 
 
-def _cards(run: Run) -> Html:
+def _result(run: Run) -> Html:
+    """The value that decides at the best evaluation, its interval and its number of images."""
+    best, by, prefix = run.best_evaluation, run.best_by, run.best_prefix
+    value, count = number(best, f"{prefix}{by}"), int(number(best, "evaluated") or 0)
+    if value is None:
+        return about("Not evaluated yet.")
+    average = " of the moving average (EMA)" if prefix else ""
+    images = f" on {how_many(count, 'validation image')}" if count else ""
+    line = tag("p", tag("b", f"{value:.2%}", class_="figure"), f" {METRICS[by]}{average}{images}")
+    low, high = wilson(value, count)
+    seconds = {"top1": "top5" if run.shows_top5 else "balanced_accuracy", "map": "macro_f1"}
+    second = seconds.get(by, "map" if "map" in best else "top1")
+    other = number(best, f"{prefix}{second}")
+    decay = number(best, "ema_decay") if prefix else None
+    details = (
+        f"{low:.1%} to {high:.1%} with 95% confidence" if by == "top1" and count else "",
+        "" if other is None else f"{METRICS[second]} {other:.2%}",
+        "" if decay is None else f"decay {decay:g}",
+        f"at step {best['step']:,}, the checkpoint best",
+    )
+    return tag("div", line, about(", ".join(filter(None, details))), class_="result")
+
+
+def _figures(run: Run) -> Html:
+    """Other figures of one run, as a row."""
     speed, share = _speed(run), run.share_done()
     done = f", {share:.0%} of the run" if share is not None and share < 1 else ""
     done = ", ended early" if run.ended_early else done
-    size = run.parameters
-    model = str(run.recipe.get("model.name", "of the model"))
+    size, model = run.parameters, str(run.recipe.get("model.name", "of the model"))
     keys = [each for name in (run.best_by, "top1", "map") for each in (name, f"ema_{name}")]
-    figures = [card for key in dict.fromkeys(keys) if (card := _accuracy(run, key))]
+    keys = [key for key in dict.fromkeys(keys) if key != f"{run.best_prefix}{run.best_by}"]
+    others = [(key, best) for key in keys if (best := run.best(key))]
     cards = [
-        *(figures or [_card(_title(run.best_by), _NONE, "not evaluated yet")]),
+        *(_card(_title(key), f"{of[key]:.2%}", f"at step {of['step']:,}") for key, of in others),
         _probe(run),
         _card("Time", duration(run.seconds), "all restarts together"),
         _card("Images per second", f"{speed:,.0f}", _devices(run)) if speed else None,
-        _card("Epochs", f"{run.epoch:.1f}", f"{run.steps:,} steps{done}"),
+        _card("Epochs", f"{run.epoch:.1f}", f"{how_many(run.steps, 'step')}{done}"),
         _card("Parameters", in_millions(size), model) if size else None,
     ]
     return tag("dl", *cards, class_="cards")
-
-
-def _accuracy(run: Run, key: str) -> Html | None:
-    best = run.best(key)
-    if best is None:
-        return None
-    prefix, name = ("ema_" if key.startswith("ema_") else ""), key.removeprefix("ema_")
-    main = "top1" if "top1" in best else "map"
-    second = {"top1": "top5", "map": "macro_f1"}.get(name, main)
-    value = number(best, f"{prefix}{second}")
-    detail = "" if value is None else f"{METRICS[second]} {value:.2%}, "
-    decay = number(best, "ema_decay") if prefix else None
-    detail += "" if decay is None else f"decay {decay:g}, "
-    count = number(best, "evaluated")
-    if name == "top1" and count:
-        low, high = wilson(best[key], int(count))
-        detail = f"{low:.1%} to {high:.1%} with 95% confidence, {detail}"
-    detail += f"at step {best['step']:,}"
-    detail += ", the checkpoint best" if best is run.best_evaluation else ""
-    return _card(_title(key), f"{best[key]:.2%}", detail)
 
 
 def _title(key: str) -> str:
@@ -130,8 +124,10 @@ def _comparison(groups: Sequence[Group]) -> Html:
     kinds = {run.best_by for run in runs}
     first = [f"{prefix}{by}" for by in kinds for prefix in ("", "ema_") if len(kinds) == 1]
     keys = dict.fromkeys([*first, *_COMPARED])
+    if not any(run.shows_top5 for run in runs):
+        del keys["top5"]
     shown = [key for key in keys if any(run.best(key) for run in runs)] or ["top1"]
-    head = ["Run", "Seed", *map(_title, shown), "Lowest loss", "Epochs", "Time", "Images/s"]
+    head = ["Run", "Seed", *map(_title, shown), "Loss of the best", "Epochs", "Time", "Images/s"]
     rows: list[list[Child]] = []
     for row, group in enumerate(groups):
         swatch = tag("span", class_=f"swatch c{row % COLOURS}")
@@ -140,7 +136,12 @@ def _comparison(groups: Sequence[Group]) -> Html:
         for run in group.runs:
             name = join(None if group.is_several else swatch, run.name)
             rows.append(_row(name, str(run.recipe.get("run.seed", "")), (run,), shown))
-    caption = "Runs; of several seeds or folds the mean and two standard deviations"
+    counts = {int(number(run.best_evaluation, "evaluated") or 0) for run in runs}
+    caption = f"{len(runs)} runs"
+    if len(counts) == 1 and (count := counts.pop()):
+        caption += f", validated on {how_many(count, 'image')}"
+    if any(group.is_several for group in groups):
+        caption += "; of several seeds or folds the mean and two standard deviations"
     return table(head, rows, caption=caption, numbers=1, class_="runs")
 
 
@@ -148,12 +149,12 @@ def _row(name: Html, seed: str, runs: Sequence[Run], shown: Iterable[str]) -> li
     def best(key: str) -> str:
         return _spread([report[key] for run in runs if (report := run.best(key))], ".2%")
 
-    losses = [_numbers(number(report, "loss") for report in run.history.val) for run in runs]
+    losses = _numbers(number(run.best_evaluation, f"{run.best_prefix}loss") for run in runs)
     return [
         name,
         seed,
         *map(best, shown),
-        _spread([min(of_one) for of_one in losses if of_one], ".4f"),
+        _spread(losses, ".4f"),
         f"{mean(run.epoch for run in runs):.1f}",
         duration(mean(run.seconds for run in runs)),
         _spread(_numbers(map(_speed, runs)), ",.0f"),

@@ -132,7 +132,17 @@ function meter(share) {
     bar(100, "track"), bar(Math.round(1000 * share) / 10, "bar"));
 }
 
+/* The name of a file copies its path. Elsewhere than in browsers, the list of paths is selected. */
+async function copyPath({ target }) {
+  if (!target.matches("button.file")) return;
+  const name = target.textContent;
+  await navigator.clipboard.writeText(target.title);
+  target.textContent = "path copied";
+  setTimeout(() => (target.textContent = name), 1200);
+}
+
 document.documentElement.classList.add("script");
+document.addEventListener("click", copyPath);
 loadSettings();
 connect("theme", applyTheme);
 connect("x", redraw);

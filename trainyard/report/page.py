@@ -12,19 +12,14 @@ from trainyard.errors import InputError
 from trainyard.files import write_text
 from trainyard.monitor.history import METRICS
 from trainyard.report.charts import chart_data, charts_of, curves_section
-from trainyard.report.details import (
-    differences_section,
-    environment_section,
-    events_section,
-    quarantine_section,
-    recipe_section,
-)
+from trainyard.report.details import differences_section, folded_section
 from trainyard.report.markup import Html, about, as_json, join, switch, tag
 from trainyard.report.overview import overview_section
 from trainyard.report.pictures import open_album
-from trainyard.report.predictions import Section, predictions_sections
+from trainyard.report.predictions import TABLES, Section, predictions_sections
 from trainyard.report.runs import Group, Run, groups_of, read_runs
 from trainyard.report.suspects import suspects_section
+from trainyard.training.weight_names import label_of
 
 NAME = "report.html"
 _THEMES = {"auto": "System", "light": "Light", "dark": "Dark"}
@@ -60,18 +55,16 @@ def page(runs: Sequence[Run], further: Sequence[Section] = (), *, cam: bool = Fa
     groups = groups_of(runs)
     charts = charts_of(groups)
     mistakes, classes = _mistakes(runs, cam=cam)
-    sections: list[Section | None] = [
-        ("overview", "Overview", overview_section(groups)),
-        ("curves", "Curves", curves_section(charts)) if charts else None,
-        ("differences", "What differs", differences_section(runs)) if len(runs) > 1 else None,
-        *mistakes,
-        *further,
-        ("events", "Events", events_section(runs)),
-        ("quarantine", "Unreadable images", quarantine_section(runs)),
-        ("environment", "Hardware and versions", environment_section(runs)),
-        ("recipe", "Recipe", recipe_section(groups)),
+    predictions = sorted([*mistakes, *further], key=lambda section: section[0] in TABLES)
+    curves = [("curves", "Curves", curves_section(charts))] if charts else []
+    parts = [*predictions, *curves]
+    if len(runs) > 1:
+        parts = [("differences", "What differs", differences_section(runs)), *curves, *predictions]
+    shown: list[Section] = [
+        ("overview", "Result", overview_section(groups)),
+        *parts,
+        ("details", "Settings, remarks, events, versions", folded_section(groups)),
     ]
-    shown = [section for section in sections if section]
     made = f"Made by Trainyard at {time.strftime('%Y-%m-%d %H:%M:%S %Z')}."
     data = as_json(chart_data(charts, groups) | classes)
     theme = switch("theme", "Colours", _THEMES)
@@ -107,7 +100,10 @@ def _mistakes(runs: Sequence[Run], *, cam: bool) -> tuple[list[Section], dict[st
         album.overlay = load(run.folder.path).overlay
     sections, data = predictions_sections(run, recorded, album)
     if len(runs) > 1:
-        which = about(f"From {run.name}, the run with the highest {METRICS[key]}.")
+        which = about(
+            f"From {run.name}, the run with the highest {METRICS[key]}: its "
+            f"{label_of(recorded.weights)} weights at step {recorded.step:,}."
+        )
         sections = [(name, title, join(which, content)) for name, title, content in sections]
     return sections, data
 

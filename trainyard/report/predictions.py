@@ -4,27 +4,37 @@ Images have one label, or lists of labels.
 """
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.report.judgement import confidence_section, drawing, matrix
+from trainyard.printable import how_many
+from trainyard.report.judgement import (
+    Matrix,
+    confidence_section,
+    confusion_matrix,
+    drawing,
+    matrix_table,
+)
 from trainyard.report.markup import Child, Html, about, join, switch, table, tag
 from trainyard.report.pictures import Album
 from trainyard.report.runs import Run, temperature_of
 from trainyard.training.label_scores import LabelScores
-from trainyard.training.predictions import Predictions, confusions, per_class
+from trainyard.training.predictions import Confusion, Predictions, confusions, per_class
 from trainyard.training.recorded import Recorded
-from trainyard.training.weight_names import label_of
 
 _FEW_CLASSES = 60  # so many need no histogram
 _WORST_CLASSES = 25  # rows of the table without a script
 _BINS = 20  # histogram bins
 _PAIRS, _EXAMPLES = 12, 4
-_ERRORS = 24  # highest losses shown, and as many of the highest confidences
+_ERRORS = 12  # highest losses shown, and as many of the highest confidences
+_RIGHT = 12
 
 Section = tuple[str, str, Html]  # id, title and content
+TABLES = ("classes", "confidence")  # sections without pictures
+Ids = NDArray[np.int64]
 _ClassRow = tuple[str, int, tuple[float, ...]]  # name, images, and shares of 1
 
 
@@ -37,21 +47,20 @@ def predictions_sections(
         return [], {}
     has_lists = isinstance(scores, LabelScores)
     classes, data = (_listed_classes if has_lists else _classes)(run, recorded)
-    confused = confidence = None
-    if not has_lists:
-        confused = _confusions(run, recorded, album)
-        confidence = confidence_section(scores, temperature_of(run, recorded.weights))
     errors = (_listed_errors if has_lists else _errors)(run, recorded, album)
-    note = tag("p", album.why_none, class_="note") if album.why_none else None
-    which = f"moving average ({label_of(recorded.weights)})" if recorded.weights else "model"
-    source = f"Predictions of the {which} at step {recorded.step:,}, its best evaluation."
+    right = _right(run, recorded, album)
     sections = [
-        ("classes", "Classes", join(about(source), classes)),
-        *([("confusions", "Confused classes", join(note, confused))] if confused else []),
-        ("errors", "Worst errors", join(None if confused else note, errors)),
-        *([("confidence", "Confidence", confidence)] if confidence else []),
+        ("errors", "Worst errors", errors),
+        ("right", "Right predictions", right),
+        ("classes", "Classes", classes),
     ]
-    return sections, data
+    if not has_lists:
+        confidence = confidence_section(scores, temperature_of(run, recorded.weights))
+        sections.insert(0, ("confusions", "Confused classes", _confusions(run, recorded, album)))
+        sections.append(("confidence", "Confidence", confidence))
+    note = tag("p", album.why_none, class_="note") if album.why_none else None
+    name, title, content = sections[0]
+    return [(name, title, join(note, content)), *sections[1:]], data
 
 
 def _class_name(run: Run, label: int) -> str:
@@ -64,8 +73,13 @@ def _class_name(run: Run, label: int) -> str:
 
 def _classes(run: Run, recorded: Recorded) -> tuple[Html, dict[str, Any]]:
     """A histogram of many classes, and their table."""
+    k = 4 if run.shows_top5 else 3
     rows: list[_ClassRow] = [
-        (_class_name(run, row.label), row.samples, (row.recall, row.precision, row.f1, row.top5))
+        (
+            _class_name(run, row.label),
+            row.samples,
+            (row.recall, row.precision, row.f1, row.top5)[:k],
+        )
         for row in per_class(recorded.scores, recorded.labels)
     ]
     top1 = np.array([shares[0] for *_, shares in rows])
@@ -73,7 +87,8 @@ def _classes(run: Run, recorded: Recorded) -> tuple[Html, dict[str, Any]]:
         f"{len(rows):,} classes; the median is recognised in {np.median(top1):.1%} of its images, "
         f"a tenth of the classes in {np.quantile(top1, 0.1):.1%} or fewer."
     )
-    columns, data = _class_table(["Class", "Images", "Recall", "Precision", "F1", "Top-5"], rows)
+    head = ["Class", "Images", *("Recall", "Precision", "F1", "Top-5")[:k]]
+    columns, data = _class_table(head, rows)
     histogram = _histogram(top1) if len(rows) > _FEW_CLASSES else None
     return join(about(text), histogram, columns), data
 
@@ -122,44 +137,67 @@ def _histogram(top1: NDArray[np.float64]) -> Html:
 # --- errors ---
 
 
+def matrix_of(run: Run, recorded: Recorded) -> Matrix | None:
+    """The confusion matrix of a run's predictions, with the names of its classes."""
+    num_classes = int(max(recorded.labels.max(), recorded.scores.guess.max())) + 1
+    num_classes = max(num_classes, len(run.classes))
+    return confusion_matrix(recorded, num_classes, partial(_class_name, run))
+
+
 def _confusions(run: Run, recorded: Recorded, album: Album) -> Html:
+    """The matrix; of many classes, of which it shows a part, the most frequent confusions too."""
     scores: Predictions = recorded.scores
     pairs = confusions(scores, recorded.labels, _PAIRS)
+    matrix, count = matrix_of(run, recorded), int(scores.is_read().sum())
+    table_of_matrix = matrix_table(matrix) if matrix else None
     if not pairs:
-        return about("No image is taken for another class.")
-    num_classes = int(max(recorded.labels.max(), scores.guess.max())) + 1
-    full_matrix = matrix(recorded, max(num_classes, len(run.classes)), partial(_class_name, run))
-    totals = np.bincount(recorded.labels[scores.is_read()])
+        text = f"None of {how_many(count, 'image')} is taken for another class."
+        return join(about(text), table_of_matrix)
+    num_wrong, (first, *_) = len(_wrong(scores)), pairs
+    total = int((scores.is_read() & (recorded.labels == first.label)).sum())
+    often = f", most often {first.samples:,} of the {total:,} of" if num_wrong > 1 else ":"
+    verb = "is" if num_wrong == 1 else "are"
+    text = (
+        f"{num_wrong:,} of {how_many(count, 'image')} {verb} taken for another class{often} "
+        f"{_class_name(run, first.label)} for {_class_name(run, first.guess)}."
+    )
+    listed = _pairs(run, recorded, album, pairs) if matrix and matrix.which else None
+    return join(about(text), table_of_matrix, listed)
+
+
+def _wrong(scores: Predictions) -> Ids:
+    return np.flatnonzero(scores.is_read() & (scores.rank_of_truth > 1) & (scores.guess >= 0))
+
+
+def _pairs(run: Run, recorded: Recorded, album: Album, pairs: list[Confusion]) -> Html:
+    """Pairs of classes with their most confident errors."""
+    scores: Predictions = recorded.scores
     examples = []
-    for pair in pairs:  # their most confident errors
+    for pair in pairs:
         is_pair = (recorded.labels == pair.label) & (scores.guess == pair.guess) & scores.is_read()
         examples.append(_highest(scores.confidence, np.flatnonzero(is_pair), _EXAMPLES))
     album.load(sample for samples in examples for sample in samples)
-    rows = []
+    rows, totals = [], np.bincount(recorded.labels[scores.is_read()])
     for pair, samples in zip(pairs, examples, strict=True):
         label, guess = _class_name(run, pair.label), _class_name(run, pair.guess)
-        total = totals[pair.label]
-        share = f"{pair.samples:,} of {total:,} images, {pair.samples / total:.0%}"
+        total = int(totals[pair.label])
+        share = f"{pair.samples:,} of {how_many(total, 'image')}, {pair.samples / total:.0%}"
         names = tag("p", tag("b", label), " taken for ", tag("b", guess))
         pictures = [_picture(album, sample, f"{label}, taken for {guess}") for sample in samples]
         strip = tag("div", *pictures, class_="strip") if any(pictures) else None
         rows.append(tag("li", tag("div", names, tag("p", share, class_="detail")), strip))
-    return join(full_matrix, tag("ul", *rows, class_="pairs"))
+    return tag("ul", *rows, class_="pairs")
 
 
 def _errors(run: Run, recorded: Recorded, album: Album) -> Html:
     scores: Predictions = recorded.scores
-    wrong = np.flatnonzero(scores.is_read() & (scores.rank_of_truth > 1) & (scores.guess >= 0))
+    wrong = _wrong(scores)
     if not len(wrong):
         return about("Every validation image is recognised.")
     chosen = {*_highest(scores.loss, wrong, _ERRORS), *_highest(scores.confidence, wrong, _ERRORS)}
     samples = _highest(scores.loss, np.array(sorted(chosen)), len(chosen))
     album.load(samples)
-    text = (
-        f"{len(wrong):,} of {int(scores.is_read().sum()):,} validation images are taken for "
-        f"another class. Shown are the {len(samples)} with the highest loss or the most confident "
-        "guess."
-    )
+    text = _shown(samples, wrong, "have the highest loss or the most confident guess")
     text += " Red is where the model finds the other class (Grad-CAM)." if album.overlay else ""
     order = switch("order", "Order by", {"loss": "Loss", "confidence": "Confidence"})
     tiles = []
@@ -174,7 +212,57 @@ def _errors(run: Run, recorded: Recorded, album: Album) -> Html:
         keys = {"data_loss": f"{loss:.4g}", "data_confidence": f"{confidence:.4g}"}
         alt = f"{label}, taken for {guess}"
         tiles.append(tile(album, n, alt, *lines, label=int(scores.guess[n]), **keys))
-    return join(about(text), order, tag("ul", *tiles, class_="tiles", id="errors-grid"))
+    return _gallery(text, tiles, album, samples, order=order, id="errors-grid")
+
+
+def _shown(samples: list[int], of: Ids, which: str) -> str:
+    if len(samples) == len(of):
+        return f"All {len(of):,} of them." if len(of) > 1 else "The only one."
+    return f"The {len(samples)} of {len(of):,} that {which}."
+
+
+def _gallery(
+    text: str,
+    tiles: list[Html],
+    album: Album,
+    samples: list[int],
+    *,
+    order: Html | None = None,
+    **attributes: str,
+) -> Html:
+    """Tiles of samples, and the paths of all of them."""
+    paths = "\n".join(filter(None, map(album.path, samples)))
+    summary = tag("summary", "Paths of these images")
+    listed = tag("details", summary, tag("pre", paths)) if paths else None
+    return join(about(text), order, tag("ul", *tiles, class_="tiles", **attributes), listed)
+
+
+def _right(run: Run, recorded: Recorded, album: Album) -> Html:
+    """Images without an error, evenly from the least to the most sure."""
+    scores, labels = recorded.scores, recorded.labels
+    if isinstance(scores, LabelScores):
+        right = np.flatnonzero(((scores.logits.T > 0) == labels).all(axis=1) & scores.read)
+        sure = -scores.losses(labels)
+    else:
+        right, sure = np.flatnonzero(scores.rank_of_truth == 1), scores.confidence
+    if not len(right):
+        return about("None.")
+    right = right[np.argsort(sure[right], kind="stable")]
+    chosen = np.linspace(0, len(right) - 1, min(_RIGHT, len(right))).round().astype(np.int64)
+    samples = [int(n) for n in right[chosen]]
+    album.load(samples)
+    tiles = []
+    for n in samples:
+        names = _names(run, labels[n]) if labels.ndim > 1 else _class_name(run, int(labels[n]))
+        share = None if labels.ndim > 1 else tag("p", f"{sure[n]:.0%} sure", class_="detail")
+        tiles.append(tile(album, n, names, line("is ", names), share))
+    text = _shown(samples, right, "stand for all, from the least to the most sure one")
+    text += " Red is where the model finds the class (Grad-CAM)." if album.overlay else ""
+    return _gallery(text, tiles, album, samples)
+
+
+def _names(run: Run, chosen: NDArray[np.bool_]) -> str:
+    return ", ".join(_class_name(run, n) for n in np.flatnonzero(chosen).tolist()) or "none"
 
 
 def _listed_errors(run: Run, recorded: Recorded, album: Album) -> Html:
@@ -186,15 +274,11 @@ def _listed_errors(run: Run, recorded: Recorded, album: Album) -> Html:
         return about("Every label of the validation images is predicted, and no other.")
     samples = _highest(losses, wrong, _ERRORS)
     album.load(samples)
-    text = (
-        f"{len(wrong):,} of {int(scores.read.sum()):,} validation images have a wrong or a missing "
-        f"label. Shown are the {len(samples)} with the highest loss."
-    )
+    count = how_many(int(scores.read.sum()), "validation image")
+    text = f"Of {count}, {len(wrong):,} have a wrong or a missing label. "
+    text += _shown(samples, wrong, "have the highest loss")
     text += " Red is where the model finds the likeliest label (Grad-CAM)." if album.overlay else ""
-
-    def names(chosen: NDArray[np.bool_]) -> str:
-        return ", ".join(_class_name(run, n) for n in np.flatnonzero(chosen).tolist()) or "none"
-
+    names = partial(_names, run)
     tiles = []
     for n in samples:
         truth, guessed = recorded.labels[n], scores.logits[:, n] > 0
@@ -205,7 +289,7 @@ def _listed_errors(run: Run, recorded: Recorded, album: Album) -> Html:
             line("wrongly ", names(extra), class_="wrong") if extra.any() else None,
         )
         tiles.append(tile(album, n, f"has {names(truth)}", *lines))
-    return join(about(text), tag("ul", *tiles, class_="tiles", id="errors-grid"))
+    return _gallery(text, tiles, album, samples, id="errors-grid")
 
 
 def _highest(column: NDArray[np.float32], samples: NDArray[np.int64], count: int) -> list[int]:
@@ -230,8 +314,9 @@ def tile(
     if uri := album.map_uri(sample, label):
         where = tag("img", src=uri, alt=f"{alt}: where it is found")
         shown = tag("div", shown, tag("div", where, class_="picture"), class_="pair")
-    file = f"#{sample} {album.file(sample)}".strip()
-    name = tag("p", file, class_="detail file", title=file)
+    path = album.path(sample)
+    copied = tag("button", Path(path).name, type="button", class_="file", title=path)
+    name = tag("p", f"#{sample} ", copied if path else None, class_="detail")
     return tag("li", shown, *lines, name, **attributes)
 
 

@@ -22,8 +22,10 @@ from trainyard.monitor.history import (
     number,
     read_history,
     score,
+    shows_top5,
 )
 from trainyard.monitor.reports import Report
+from trainyard.training.label_scores import LabelScores
 from trainyard.training.recorded import Recorded, load_recorded
 from trainyard.training.weight_names import prefix_of
 
@@ -96,6 +98,26 @@ class Run:
     def best_evaluation(self) -> Report:
         """That of the checkpoint `best`; {} without one."""
         return best_of(self.history.val, self.best_by)
+
+    @property
+    def best_prefix(self) -> str:
+        """The prefix of metrics of the weights that are better in it: "", or "ema_"."""
+        best = self.best_evaluation
+        return max(("", "ema_"), key=lambda prefix: number(best, f"{prefix}{self.best_by}") or -1.0)
+
+    @property
+    def num_classes(self) -> int | None:
+        """None if neither a checkpoint nor predictions tell."""
+        if self.classes:
+            return len(self.classes)
+        if self.recorded is None or isinstance(self.recorded.scores, LabelScores):
+            return None
+        return int(self.recorded.labels.max()) + 1
+
+    @property
+    def shows_top5(self) -> bool:
+        """Also True if the number of classes is not known."""
+        return self.num_classes is None or shows_top5(self.num_classes)
 
     def best_score(self, by: str) -> float:
         """The highest value of the weights or their average; below 0 without one."""
