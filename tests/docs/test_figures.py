@@ -47,7 +47,7 @@ def test_the_symptoms_are_those_that_were_measured() -> None:
 def test_every_picture_is_on_a_page_and_drawn_by_a_program() -> None:
     programs = "".join(path.read_text() for path in (DOCS / "images").glob("*.py"))
     text = "".join(path.read_text() for path in [*DOCS.rglob("*.md"), ROOT / "README.md"])
-    pictures = [p for p in (DOCS / "images").iterdir() if p.suffix in (".png", ".svg")]
+    pictures = [p for p in (DOCS / "images").iterdir() if p.suffix in (".png", ".jpg", ".svg")]
     assert pictures
     for picture in pictures:
         assert f"images/{picture.name}" in text

@@ -35,7 +35,17 @@ pytestmark = pytest.mark.slow
 Pixels = NDArray[np.uint8]
 Exported = Callable[[Pixels], dict[str, Any]]
 TEMPLATE = Path(page_module.__file__).with_name("page.html")
-RUNTIME = {"library": b"export {}", "wasm": b"\0asm"}
+LIBRARY_STUB = b"""export const env = { wasm: {} };
+export class Tensor { constructor(kind, data) { this.data = data; } }
+const run = async ({ photograph }) => {
+  const data = new Float32Array(10).fill(0.01); data[photograph.data[0]] = 0.91;
+  return { probabilities: { data } };
+};
+const create = () => new Promise((done) => { globalThis.arrive = () => done({ run }); });
+export const InferenceSession = { create };
+"""
+"""Takes the first level of a photograph for its class, after arrive()."""
+RUNTIME = {"library": LIBRARY_STUB, "wasm": b"\0asm"}
 KINDS = ("onnx", "pt2")
 
 
@@ -118,6 +128,43 @@ def test_a_page_holds_the_model_and_its_classes(convolutions: Path, tmp_path: Pa
     assert sorted(file.name for file in tmp_path.iterdir()) == ["page.html", "page.html.md"]
 
 
+def test_a_page_takes_photographs_while_it_loads(convolutions: Path, tmp_path: Path) -> None:
+    """In the order given, also what it cannot read; it asks for nothing and is accessible."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    path = tmp_path / "page.html"
+    Exporter(load(convolutions), runtime=RUNTIME, title="<b>Which?").to_file(path, "html")
+    given = [tmp_path / f"{9 - n}.png" for n in range(8)]
+    for level, photograph in enumerate(given):
+        Image.new("RGB", (30, 20), (level, 0, 0)).save(photograph)
+    given[3:3] = [tmp_path / "broken.jpg", tmp_path / "phone.HEIC"]
+    given[3].write_bytes(b"\xff\xd8\xff\xe0")
+    given[4].write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0")
+    drop = """(names) => { const given = new DataTransfer();
+      for (const name of names) given.items.add(new File(["no picture"], name));
+      document.dispatchEvent(new DragEvent("drop", { dataTransfer: given, cancelable: true })); }"""
+    with chromium() as browser:
+        tab, asked = browser.new_context(bypass_csp=True).new_page(), []
+        tab.on("request", lambda request: asked.append(request.url))
+        tab.goto(path.as_uri())
+        tab.set_input_files("#files", given)
+        tab.evaluate(drop, ["dropped.txt"])
+        tab.wait_for_selector("article:last-child .cannot")
+        assert (tab.locator("canvas").count(), tab.locator("table").count()) == (8, 0)
+        tab.wait_for_function("'arrive' in globalThis")
+        tab.evaluate("arrive()")
+        tab.wait_for_selector("[aria-busy=true]", state="detached")
+        names = [*(photograph.name for photograph in given), "dropped.txt"]
+        assert tab.locator("h2").all_inner_texts() == names
+        assert tab.locator("table tr:first-child th").all_inner_texts() == list("01234567")
+        assert ["HEIC" in said for said in tab.locator(".cannot").all_inner_texts()] == [0, 1, 0]
+        assert tab.locator("#state").inner_text() == f"{given[-1].name}: 7"
+        assert tab.title() == "<b>Which?"
+        assert [url for url in asked if not url.startswith(("blob:", "data:"))] == [path.as_uri()]
+        tab.keyboard.press("Tab")
+        assert tab.evaluate("document.activeElement.id") == "files"
+        assert axe.Axe().run(tab).response["violations"] == []
+
+
 def test_what_does_not_go_together(convolutions: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with raises("export.no-onnxruntime-web"):
@@ -127,6 +174,7 @@ def test_what_does_not_go_together(convolutions: Path, tmp_path: Path) -> None:
     for words, code in (
         (["page.html"], "export.page-without-runtime"),
         (["a.onnx", "--onnxruntime-web", tmp_path], "export.runtime-without-page"),
+        (["a.onnx", "--title", "What?"], "export.runtime-without-page"),
         (["a.safetensors", "--photograph"], "export.no-photograph-format"),
         (["--hub", tmp_path / "hub", "--photograph"], "option.photograph-without-file"),
     ):

@@ -75,6 +75,7 @@ def _add_file(group: Parser) -> None:
         metavar="FILE.tgz",
         help="what a page runs by: the file of `npm pack onnxruntime-web`, or its folder",
     )
+    add("--title", metavar="TEXT", help="title of a page; default: a question after its classes")
 
 
 def export(options: argparse.Namespace) -> int:
@@ -98,7 +99,7 @@ def export(options: argparse.Namespace) -> int:
         check_hub(Path(options.hub))
     with Console(stderr=True).status("exporting"):
         classifier = load(options.target, ema=options.ema, overrides=options.overrides)
-        exporter = Exporter(classifier, options.license, runtime=runtime)
+        exporter = Exporter(classifier, options.license, runtime=runtime, title=options.title)
         if options.hub is not None:
             exporter.check_timm(f"--hub {options.hub}")
         written = [] if kind is None else [exporter.to_file(Path(options.file), kind)]
@@ -140,16 +141,19 @@ def _check_options(options: argparse.Namespace) -> None:
 def _runtime_of(options: argparse.Namespace, kind: str | None) -> dict[str, bytes] | None:
     """The files of onnxruntime-web for a page."""
     package = options.onnxruntime_web
-    if package is None:
-        if kind == "html":
-            raise InputError(
-                "export.page-without-runtime",
-                "a page holds onnxruntime-web: get it by `npm pack onnxruntime-web`, and add "
-                "--onnxruntime-web FILE.tgz",
-            )
-        return None
+    given = {"--onnxruntime-web": package, "--title": options.title}
+    for option in (name for name, value in given.items() if value is not None and kind != "html"):
+        raise InputError(
+            "export.runtime-without-page", "{option} is for a FILE.html", option=option
+        )
     if kind != "html":
-        raise InputError("export.runtime-without-page", "--onnxruntime-web is for a FILE.html")
+        return None
+    if package is None:
+        raise InputError(
+            "export.page-without-runtime",
+            "a page holds onnxruntime-web: get it by `npm pack onnxruntime-web`, and add "
+            "--onnxruntime-web FILE.tgz",
+        )
     from trainyard.export.page import read_runtime
 
     return read_runtime(Path(package))

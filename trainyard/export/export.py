@@ -52,10 +52,11 @@ class Exporter:
         license: str | None = None,
         *,
         runtime: Mapping[str, bytes] | None = None,
+        title: str | None = None,
     ) -> None:
         """`license`: an identifier for the cards, such as apache-2.0. `runtime`: for a page, the
-        files of onnxruntime-web; see page.py."""
-        self._formats = FORMATS | {"hub": HUB, "html": html_format(runtime or {})}
+        files of onnxruntime-web, and `title`; see page.py."""
+        self._formats = FORMATS | {"hub": HUB, "html": html_format(runtime or {}, title)}
         self._classifier = classifier
         self._model: nn.Module = plain_model(classifier)
         self._real = real_images(classifier)

@@ -200,11 +200,12 @@ def _load_onnx_photograph(about: Description, path: Path) -> Exported:
     return _session(path, PHOTOGRAPH)
 
 
-def html_format(runtime: Mapping[str, bytes]) -> Format:
+def html_format(runtime: Mapping[str, bytes], title: str | None = None) -> Format:
     """The format of pages with these files of onnxruntime-web; see page.py."""
 
     def write(model: nn.Module, about: Description, path: Path) -> None:
-        path.write_text(page(about, _onnx_photograph(model, about), runtime), encoding="utf-8")
+        text = page(about, _onnx_photograph(model, about), runtime, title)
+        path.write_text(text, encoding="utf-8")
 
     def load(about: Description, path: Path) -> Exported:
         return _session(model_in(path.read_text("utf-8")), PHOTOGRAPH)

@@ -2,14 +2,13 @@
 
 import base64
 import gzip
-import html
 import io
 import json
 import lzma
 import re
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
@@ -23,6 +22,7 @@ _FILES = {"library": "ort.wasm.bundle.min.mjs", "wasm": "ort-wasm-simd-threaded.
 _SIGNS = {"library": b"InferenceSession", "wasm": b"\0asm"}
 """What is in each, by which a file of that name is known to be it."""
 _MOST_BYTES = 2**28
+_NAMED = 5  # classes in a title, or one fewer and the count of the others
 _DAMAGED = (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError)
 
 
@@ -67,31 +67,49 @@ def _members(package: Path) -> Iterator[tuple[str, bytes]]:
                 yield name, content.read()
 
 
-def page(about: Description, model: bytes, runtime: Mapping[str, bytes]) -> str:
-    """The page, with a model that takes photographs."""
-    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+def page(
+    about: Description, model: bytes, runtime: Mapping[str, bytes], title: str | None = None
+) -> str:
+    """The page, with a model that takes photographs. `title`: else a question after its classes."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
     template = environment.from_string(Path(__file__).with_name("page.html").read_text("utf-8"))
     settings = {
         "background": about.background,
         "channels": about.channels,
         "classes": about.classes,
         "exif": about.exif,
+        "several": about.has_lists,
     }
-    title = f"{about.architecture}, {len(about.classes):,} classes"
-    accuracy = about.evaluation.get("top1")
-    known = "" if accuracy is None else f" Top-1 accuracy of the run: {accuracy:.1%}."
-    if about.range:
-        known += (
-            f" Images of more than 8 bits had values from {written(about.range)} in training: give "
-            "them in 8 bits of that range."
-        )
     return template.render(
-        title=html.escape(title),
-        about=html.escape(f"Made by trainyard export.{known} Runs by onnxruntime-web (MIT)."),
+        title=title or _question(about.classes),
+        classes=about.classes,
+        about=_lines(about),
         settings=json.dumps(settings).replace("<", "\\u003c"),
         model=_packed(model),
         **{key: _packed(content) for key, content in runtime.items()},
     )
+
+
+def _question(classes: Sequence[str]) -> str:
+    """The classes in short: "Cat, dog or fox?", "Ant, bee, cat, dog or 96 others?"."""
+    named = [*classes] if len(classes) <= _NAMED else [*classes[: _NAMED - 1]]
+    others = len(classes) - len(named)
+    *first, last = [*named, f"{others:,} others"] if others else named
+    text = f"{', '.join(first)} or {last}?" if first else f"{last}?"
+    return text[:1].upper() + text[1:]
+
+
+def _lines(about: Description) -> Iterator[str]:
+    """What is known of the model, and who made the page."""
+    samples, top1 = (about.evaluation.get(key) for key in ("samples", "top1"))
+    if samples and top1 is not None:
+        yield f"It was right for {top1:.1%} of {samples:,} images that it had not seen in training."
+    if about.range:
+        yield (
+            f"Images of more than 8 bits had values from {written(about.range)} in training: give "
+            "them in 8 bits of that range."
+        )
+    yield f"Made by trainyard export from {about.architecture}. Runs by onnxruntime-web (MIT)."
 
 
 def model_in(text: str) -> bytes:
