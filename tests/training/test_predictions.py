@@ -179,12 +179,12 @@ def test_an_image_that_cannot_be_read_has_no_label() -> None:
 
 
 def test_suspects_are_unlikely_labels_the_unlikeliest_first() -> None:
-    """Not those of an image that cannot be read, or of scores that are not finite."""
-    loss = [0.1, 3.0, 0.8, 0.0, np.nan, 0.69]
+    """Not those that cannot be read, are not finite, or are the best guess of an unsure model."""
+    loss = [0.1, 3.0, 0.8, 0.0, np.nan, 0.69, 0.9]
     said = Predictions(
-        floats([1, 2, 3, 0, NOWHERE, 2]),
-        floats([0, 1, 1, 0, -1, 1]),
-        floats([0.5] * 6),
+        floats([1, 2, 3, 0, NOWHERE, 2, 1]),
+        floats([0, 1, 1, 0, -1, 1, 1]),
+        floats([0.5] * 7),
         floats(loss),
     )
     assert suspects(said) == [1, 2]

@@ -35,8 +35,9 @@ def suspects_section(path: Path, run: Run) -> Section:
     album = _album(suspects, run) if suspects else Album()
     album.load(one.sample for one in suspects)
     text = (
-        f"The model gives the label of {count:,} images a probability below 50%. Shown are the "
-        f"{len(suspects)} with the highest loss. Look at each before you change it."
+        f"The model takes {count:,} images for another class, and gives their label a probability "
+        f"below 50%. Shown are the {len(suspects)} with the highest loss. Look at each before you "
+        "change it."
     )
     tiles = [
         tile(
