@@ -33,6 +33,7 @@ COMMAND = "$ trainyard train digits"
 def main(data: str) -> None:
     with TemporaryDirectory() as folder:
         overrides = {"data.train": f"{data}/train", "data.val": f"{data}/val"}
+        overrides["watch.bounds_minutes"] = "0"  # a longer line than the picture is wide
         recipe = load_recipe("digits", overrides)
         train(recipe, folder, world=World(), console=Console(quiet=True))
         lines = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
