@@ -169,6 +169,10 @@ def test_bad_validation_images(data: Path, tmp_path: Path, capsys: Capture) -> N
     assert (val["evaluated"], val["bad"]) == (11, 1)
     result = json.loads(shown(capsys, "evaluate", folder, "--json"))
     assert (result["samples"], result["bad"]) == (11, 1)
+    file = str(data / "val" / "digit" / "03.png")
+    assert [(one["file"], one["samples"]) for one in result["bad_reasons"]] == [(file, 1)]
+    text = shown(capsys, "evaluate", folder)
+    assert f"{file}: {result['bad_reasons'][0]['reason']}" in text
     assert result["top1"] == val["top1"]
 
 

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def test_validation_data_that_has_changed_is_remarked(
 
 def test_details(averaged: Path, capsys: Capture, tmp_path: Path) -> None:
     file = tmp_path / "said.csv"
-    details = ("--per-class", 20, "--confusions", 3)
+    details = ("--per-class", 20, "--confusions", 3, "--wrong", 5)
     found = result(capsys, averaged, *details, "--out", file)
     with open(file, newline="") as lines:
         rows = list(csv.DictReader(lines))
@@ -103,6 +104,13 @@ def test_details(averaged: Path, capsys: Capture, tmp_path: Path) -> None:
         for line in found[f"{prefix}confusions"]:
             pair = (line["class"], line["guess"])
             assert sum((row["class"], row["guess"]) == pair for row in own) == line["samples"]
+    wrong = {(row["file"], row["class"], row["guess"]) for row in rows if row["place"] != "1"}
+    assert len({row["file"] for row in found["wrong"]}) == 5
+    assert {(row["file"], row["class"], row["guess"]) for row in found["wrong"]} <= wrong
+    text = shown(capsys, "evaluate", averaged, "--wrong", 5, "--out", tmp_path / "tables")
+    assert all(f"{row['file']}: {row['class']}, taken for" in text for row in found["wrong"])
+    names = re.findall(rf"^written: {tmp_path}/tables/(\w+)", text, re.MULTILINE)
+    assert {f"{name}.csv" for name in names} == {*os.listdir(tmp_path / "tables")}
 
 
 def test_tables_in_files(averaged: Path, capsys: Capture, tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def evaluate(
     `train`.
 
     Returns the content of `trainyard evaluate --json`: "samples", "bad" (unreadable images),
+    "bad_reasons" (a list of dicts: "reason", "samples", and "file", an example),
     "top1", "top1_interval" (Wilson's of 95%: low, high), "top5", "loss", "ece" (expected
     calibration error), and "ema_top1" … if there is a moving average; with lists of labels "map",
     "micro_f1", "macro_f1", "loss". CheckpointError or DataError if something is missing or does not

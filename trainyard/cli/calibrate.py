@@ -27,7 +27,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "It is kept in the checkpoint: evaluate, predict and export use it, and no guess changes."
     )
     parser.set_defaults(run_command=calibrate, takes_overrides=SECTIONS)
-    parser.set_defaults(confusions=None, labels=None, flip=False, scales=(1.0,))  # of `evaluate`
+    parser.set_defaults(
+        confusions=None, wrong=None, labels=None, flip=False, scales=(1.0,)
+    )  # of `evaluate`
 
 
 def calibrate(options: argparse.Namespace) -> int:
@@ -38,9 +40,9 @@ def calibrate(options: argparse.Namespace) -> int:
     if result is None:
         return 0
     if options.json:
-        print(json.dumps(as_json(result, None, None)))
+        print(json.dumps(as_json(result)))
         return 0
-    print_result(result, None, None)
+    print_result(result)
     what = "without temperatures now" if options.remove else "their temperatures are in it now"
     print_text(f"{checkpoint}: {what}, for evaluate, predict and export")
     return 0

@@ -93,6 +93,12 @@ def _add_output(group: Parser) -> None:
         "--per-class", metavar="N", type=positive, help="print the N classes with the lowest recall"
     )
     add("--confusions", metavar="N", type=positive, help="print the N most frequent confusions")
+    add(
+        "--wrong",
+        metavar="N",
+        type=positive,
+        help="print N images taken for another class, the highest loss first",
+    )
     add_outs(
         group,
         "FILE.csv: write the prediction for each image; FOLDER: write classes.csv, confusions.csv "
@@ -108,12 +114,13 @@ def evaluate(options: argparse.Namespace) -> int:
         check_suffix(path, "--out", ".csv", "")
     if (result := evaluated(options, *check_target(options))) is None:
         return 0
-    _write(options, result)
+    written = [*_write(options, result)]
+    counts = options.per_class, options.confusions, options.wrong
     if options.json:
-        print(json.dumps(as_json(result, options.per_class, options.confusions)))
+        print(json.dumps(as_json(result, *counts)))
     else:
-        print_result(result, options.per_class, options.confusions)
-        print_text(*(f"written: {path}" for path in options.out))
+        print_result(result, *counts)
+        print_text(*(f"written: {path}" for path in written))
     return 0
 
 
@@ -155,26 +162,34 @@ def _check_lists(options: argparse.Namespace, checkpoint: Path) -> None:
     """InputError for an option about the one label of an image, where images have lists of them."""
     from trainyard.training.checkpoint import read_progress
 
-    if options.confusions is not None and read_progress(checkpoint).get("has_lists", False):
+    given = [name for name in ("confusions", "wrong") if getattr(options, name) is not None]
+    if given and read_progress(checkpoint).get("has_lists", False):
         raise InputError(
             "option.beside-lists",
-            "--confusions: is for images with one label each, and these have lists of labels",
+            "--{option}: is for images with one label each, and these have lists of labels",
+            option=given[0],
         )
 
 
-def _write(options: argparse.Namespace, result: "DataSetResult") -> None:
-    """Write the files that are wanted."""
+def _write(options: argparse.Namespace, result: "DataSetResult") -> Iterator[Path]:
+    """Write the files that are wanted, and yield their paths."""
     for path in outs(options, ".csv"):
         write_predictions(path, result)
+        yield path
     for folder in outs(options, ""):
-        write_tables(folder, result)
+        yield from write_tables(folder, result)
 
 
 def as_json(
-    result: "DataSetResult", num_classes: int | None, num_confusions: int | None
+    result: "DataSetResult",
+    num_classes: int | None = None,
+    num_confusions: int | None = None,
+    num_wrong: int | None = None,
 ) -> dict[str, Any]:
-    """A result with its worst classes and most frequent confusions; None leaves them out."""
+    """A result; its worst classes, frequent confusions and wrong images, unless they are None."""
     tree = result.as_dict()
+    if num_wrong is not None:
+        tree["wrong"] = _wrong(result, num_wrong)
     for prefix, columns in result.predictions.items():
         if not _has_lists(result):
             tree[f"{prefix}reliability"] = _reliability(columns)
@@ -218,6 +233,17 @@ def _confusions(
     ]
 
 
+def _wrong(result: "DataSetResult", count: int) -> list[dict[str, Any]]:
+    """The images that are taken for another class, by the best weights; the highest loss first."""
+    prefix = _best(result)
+    columns = result.predictions[prefix]
+    wrong = (columns.rank_of_truth > 1).nonzero()[0]
+    order = wrong[(-columns.loss[wrong]).argsort(kind="stable")][:count].tolist()
+    rows = (dict(zip(_COLUMNS, line, strict=True)) for line in _lines(result, prefix, order))
+    keys = ("file", "offset", "class", "guess")
+    return [{k: row[k] for k in keys} | {"confidence": float(str(row["confidence"]))} for row in rows]
+
+
 def _reliability(columns: "Predictions") -> list[dict[str, Any]]:
     from trainyard.training.reliability import reliability
 
@@ -228,12 +254,15 @@ def _reliability(columns: "Predictions") -> list[dict[str, Any]]:
 
 
 def print_result(
-    result: "DataSetResult", num_classes: int | None, num_confusions: int | None
+    result: "DataSetResult",
+    num_classes: int | None = None,
+    num_confusions: int | None = None,
+    num_wrong: int | None = None,
 ) -> None:
     """Print a table with a row for each set of weights, and notes on its numbers.
 
-    Then the worst classes and the most frequent confusions, by the weights with the higher top-1,
-    or mAP; None leaves them out.
+    Then the worst classes, the most frequent confusions and wrong images, by the weights with the
+    higher top-1, or mAP; None leaves them out.
     """
     console = result_console()
     console.width = max(console.width, _WIDTH)
@@ -258,6 +287,12 @@ def print_result(
         for row in _confusions(result, columns, num_confusions):
             table.add_row(row["class"], row["guess"], f"{row['samples']:,}")
         console.print(table)
+    if num_wrong is not None:
+        print_text("", f"Wrong images, the highest loss first ({of})")
+        for row in _wrong(result, num_wrong):
+            where = f"{row['file']}, byte {row['offset']:,}" if row["offset"] else row["file"]
+            text = f"{where}: {row['class']}, taken for {row['guess']} ({row['confidence']:.1%})"
+            console.print(text, soft_wrap=True)  # a path that wraps is not one to copy
 
 
 def _best(result: "DataSetResult") -> str:
@@ -308,7 +343,10 @@ def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
         of = f"{tree['classes']:,} of {tree['model_classes']:,} classes"
         yield f"{where}: guesses among its {of} alone"
     if tree["bad"]:
-        yield f"{where}: left out {how_many(tree['bad'], 'image')} that cannot be read"
+        one = max(tree["bad_reasons"], key=lambda row: row["samples"])
+        others = f" and {how_many(one['samples'] - 1, 'other')}" if one["samples"] > 1 else ""
+        bad = f"left out {how_many(tree['bad'], 'image')} that cannot be read"
+        yield f"{where}: {bad}: {one['file']}{others}: {one['reason']}"
     for prefix in prefixes:
         if count := tree[f"{prefix}not_finite"]:
             weights = label_of(prefix)
@@ -329,8 +367,11 @@ def _changes(tree: dict[str, Any], prefix: str) -> Iterator[str]:
 # --- files ---
 
 
-def write_tables(folder: Path, result: "DataSetResult") -> None:
-    """Write the tables of classes, and for one label each of pairs, of confidence and suspects."""
+def write_tables(folder: Path, result: "DataSetResult") -> Iterator[Path]:
+    """Write the tables of classes, and for one label each of pairs, of confidence and suspects.
+
+    Yields the path of each.
+    """
     tables: dict[str, list[dict[str, Any]]] = {"classes": []}
     for prefix, columns in result.predictions.items():
         where = {"data": result.data.where, "weights": label_of(prefix)}
@@ -345,8 +386,10 @@ def write_tables(folder: Path, result: "DataSetResult") -> None:
     for name, rows in tables.items():
         head = [list(rows[0])] if rows else []
         write_csv("--out", folder / f"{name}.csv", [*head, *(row.values() for row in rows)])
+        yield folder / f"{name}.csv"
     if not _has_lists(result):
         write_suspects(folder / "suspects.csv", result)
+        yield folder / "suspects.csv"
 
 
 def write_suspects(path: Path, result: "DataSetResult") -> None:

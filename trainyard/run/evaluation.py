@@ -11,8 +11,10 @@ from rich.console import Console
 from torch import nn
 
 from trainyard.config import RunConfig
+from trainyard.data.batch import BadSample
 from trainyard.data.config import Locations
 from trainyard.data.feeds import Feeds
+from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.index.real_labels import Labels, read_labels
 from trainyard.data.index.table import Index
 from trainyard.data.open_datasets import (
@@ -32,7 +34,7 @@ from trainyard.monitor.progress import counter
 from trainyard.run.build import build_feeds, check_decoding
 from trainyard.run.labels import check_kind, labels_of
 from trainyard.run.model import trained_model
-from trainyard.run.predict import predict, shown
+from trainyard.run.predict import counted, predict, shown
 from trainyard.run.pretrained import choose_weights
 from trainyard.run.temperature import Temperatures, calibrate
 from trainyard.training import checkpoint
@@ -41,7 +43,7 @@ from trainyard.training.precision import use_precision
 from trainyard.training.predictions import Predictions, reassessed_top1, summary
 from trainyard.training.reliability import calibration_error, wilson
 from trainyard.training.weight_names import prefix_of
-from trainyard.world import World, check_devices, pick_device, together, with_cores
+from trainyard.world import World, check_devices, gather, pick_device, together, with_cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +91,8 @@ class DataSetResult:
     best_average: str
     """Of several averages, the decay of the one that was the best in the run's evaluation."""
     options: EvaluationOptions
+    unread: LeftOut
+    """The images that could not be read, by reason."""
     temperatures: Temperatures = field(default_factory=dict)
     """The temperatures of the weights by prefix, where they are not 1."""
     before: dict[str, Predictions] = field(default_factory=dict)
@@ -103,6 +107,10 @@ class DataSetResult:
         """The result as plain values for JSON."""
         tree: dict[str, Any] = {"data": self.data.where}
         tree |= summary(self.predictions, self.labels)
+        tree["bad_reasons"] = [
+            {"reason": reason, "samples": count, "file": file}
+            for reason, (count, file) in self.unread.kinds.items()
+        ]
         for prefix, scores in self.predictions.items():
             if isinstance(scores, Predictions):
                 tree[f"{prefix}top1_interval"] = wilson(tree[f"{prefix}top1"], tree["samples"])
@@ -167,11 +175,18 @@ def evaluate_checkpoint(
         title, index, views = f"evaluating on {data.where}", data.index, options.views
         with shown(config, feeds, index, title=title, console=console) as batches:
             by_prefix = {prefix_of(name): model for name, model in models.items()}
+            bad: list[BadSample] = []
+            noted = counted(batches, 1, len(index), lambda batch, _: bad.extend(batch.bad))
             scores = predict(
-                config, feeds, batches, by_prefix, index=index, numbers=data.numbers, views=views
+                config, feeds, noted, by_prefix, index=index, numbers=data.numbers, views=views
             )
+        unread = LeftOut()
+        for _, file, _, reason in sorted({row for of in gather(world, bad) for row in of}):
+            unread.add(reason, file)
         with together(world):
-            return _result(data, scores, classes, options, best=best, calibrated=calibrated)
+            return _result(
+                data, scores, classes, options, unread=unread, best=best, calibrated=calibrated
+            )
 
 
 def _calibrated(
@@ -266,6 +281,7 @@ def _result(
     classes: Sequence[str],
     options: EvaluationOptions,
     *,
+    unread: LeftOut,
     best: str,
     calibrated: tuple[Temperatures, dict[str, Predictions]],
 ) -> DataSetResult:
@@ -280,6 +296,7 @@ def _result(
         predictions=predictions,
         best_average=best,
         options=options,
+        unread=unread,
         temperatures=temperatures,
         before=before,
     )
