@@ -28,8 +28,8 @@ def python_of(folder: Path, name: str) -> Path | None:
     return python if (python.parent / "ready").exists() else None
 
 
-def install(folder: Path, name: str) -> str | None:
-    """Make an environment; the reason if it cannot be."""
+def install(folder: Path, name: str, requirements: Path = _REQUIREMENTS) -> str | None:
+    """Make an environment of a file of requirements; the reason if it cannot be."""
     if python_of(folder, name) is not None:
         return None
     place = (folder / "environments" / name).absolute()
@@ -39,7 +39,7 @@ def install(folder: Path, name: str) -> str | None:
     (packages / "main.pth").write_text(sysconfig.get_path("purelib") + "\n")
     words = [sys.executable, "-m", "pip", "--python", str(place / "bin" / "python"), "install"]
     words += ["--quiet", "--disable-pip-version-check", "--no-build-isolation"]
-    words += ["--requirement", str(_REQUIREMENTS / f"{name}.txt")]
+    words += ["--requirement", str(requirements / f"{name}.txt")]
     environ = os.environ | (_opencv(folder) if name == "ffcv" else {})
     # First the peer itself, though the main environment may have a part of it.
     for more in (["--no-deps", "--ignore-installed"], []):
