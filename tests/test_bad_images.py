@@ -162,7 +162,7 @@ def test_bad_validation_images(data: Path, tmp_path: Path, capsys: Capture) -> N
     folder = tmp_path / "run"
     train = ("train", *DEBUG, "--data", data, "--run", folder, "--data.max_bad")
     out = shown(capsys, *train, "0.1")
-    assert "1 could not be read" in out
+    assert "1 validation image could not be read" in out
     assert [line["split"] for line in quarantined(folder)].count("val") == 1
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     [val] = [line for line in map(json.loads, lines) if line["kind"] == "val"]

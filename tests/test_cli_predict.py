@@ -144,7 +144,7 @@ def test_files_folders_globs_and_data_sets_in_the_order_given(
         capsys,
         *(finished, image, tmp_path / "pictures", tmp_path / "pic*/**/b/?.png"),
         *(tar, tmp_path / "without-a-suffix"),
-        left_out=f"1 hidden ({deep}/.hidden.png), 1 files ending in .txt ({deep}/notes.txt)",
+        left_out=f"1 hidden ({deep}/.hidden.png), 1 file ending in .txt ({deep}/notes.txt)",
     )
     first = [str(image), str(deep / "1.PNG"), str(deep / "2.png"), str(deep / "2.png")]
     assert [entry["image"] for entry in found[:4]] == first
@@ -166,7 +166,7 @@ def test_a_link_to_a_folder_that_holds_it_is_not_followed_for_ever(
     (tmp_path / "deep").mkdir()
     shutil.copy(image, tmp_path / "deep" / "a.png")
     (tmp_path / "deep" / "round").symlink_to(tmp_path)
-    loop = f"1 links to a folder above them ({tmp_path}/deep/round)"
+    loop = f"1 link to a folder above ({tmp_path}/deep/round)"
     assert len(predicted(capsys, finished, tmp_path, left_out=loop)) == 1
 
 

@@ -78,8 +78,8 @@ def test_what_a_run_trains_on_what_and_how_long() -> None:
         "classes": "5: ant, bee, cow, \N{HORIZONTAL ELLIPSIS} eel",
         "train": "900 images: photos",
         "validate": "100 images: data.val_share = 0.1 of photos",
-        "batch": "64 images, 21.33 on each rank; an epoch is 14.06 steps",
-        "length": "282 steps, 20.1 epochs, the first 71 of them warm-up",
+        "batch": "64 images, 21.33 on each rank",
+        "length": "20 epochs (282 steps, the first 71 of warm-up)",
     }
     assert remarks() == []
 
@@ -153,7 +153,7 @@ def test_what_is_left_out_is_a_remark(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_line_is_longer_than_the_terminal(columns: int) -> None:
     place = "/a/long/path/to/photographs/of/animals" * 3 + "\x1b[2J"
     target = EscapingConsole(file=StringIO(), width=columns)
-    sink = ConsoleSink(build_course("9 steps", epoch_samples=9, batch=3, image_size=8), target)
+    sink = ConsoleSink(build_course("9 steps", epoch_samples=9, batch=3, image_size=8), 5, target)
     when = {"step": 0, "epoch": 0.0, "samples": 0, "time": 0.0}
     sink.write(events(data__train=place)[0] | when)
     text = cast(StringIO, target.file).getvalue()
@@ -188,6 +188,6 @@ def test_other_ranks_print_none() -> None:
 
 def test_quiet_is_quiet() -> None:
     target = Console(file=StringIO(), quiet=True)
-    sink = ConsoleSink(build_course("9 steps", epoch_samples=9, batch=3, image_size=8), target)
+    sink = ConsoleSink(build_course("9 steps", epoch_samples=9, batch=3, image_size=8), 5, target)
     sink.write(events()[0] | {"step": 0, "epoch": 0.0})
     assert cast(StringIO, target.file).getvalue() == ""

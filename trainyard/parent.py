@@ -13,6 +13,8 @@ LAUNCHER = "TRAINYARD_LAUNCHER"
 """Variable with the pid of the Trainyard process that started a rank."""
 STARTS_BEFORE = "TRAINYARD_STARTS_BEFORE"
 """Variable with the number of starts of a run before this one, where torch's agent counts none."""
+FIRST_RUN = "TRAINYARD_FIRST_RUN"
+"""Variable with metrics.jsonl of a sweep's first run; others show what differs from its head."""
 _LAUNCHERS = {LAUNCHER, "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK"}
 _PR_SET_PDEATHSIG = 1  # see prctl(2)
 

@@ -48,7 +48,7 @@ def draw(reports: list[dict[str, Any]]) -> None:
             record=True, width=WIDTH, force_terminal=True, force_interactive=False, file=nowhere
         )
         console.print(COMMAND, style="bold", highlight=False)
-        sink, live = ConsoleSink(course, console), LiveLine(console, course.num_steps, "24")
+        sink, live = ConsoleSink(course, 10, console), LiveLine(console, course.num_steps, "24")
         for report in reports:
             live.show(report)
             if report["kind"] != "train":

@@ -190,8 +190,8 @@ def test_a_stream_tells_what_all_its_shards_leave_out(tmp_path: Path, capsys: Ca
     batches = walk(spec(f"{tmp_path}/x-{{0..2}}.tar"))
     assert sum(len(batch.items) for batch in batches) == 2 * 3
     first, whole = capsys.readouterr().err.splitlines()
-    assert "left out: 1 samples with a dot in their names" in first
-    assert "left out of 3 shards: 2 samples with a dot in their names" in whole
+    assert "left out: 1 sample with a dot in the name" in first
+    assert "left out of 3 shards: 2 samples with a dot in the name" in whole
 
 
 def test_a_tar_that_is_cut_off_is_never_taken_for_whole(tmp_path: Path) -> None:

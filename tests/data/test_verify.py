@@ -15,7 +15,7 @@ from tests.data.tars import open_splits, write_files, write_tar
 from tests.errors import check, raises, refused
 from tests.images import encode
 from trainyard.data.decode.crops import CentralCrop
-from trainyard.data.formats.left_out import DOTTED, EMPTY
+from trainyard.data.formats.left_out import DOTTED
 from trainyard.data.index.build import open_index
 from trainyard.data.index.splits import find_splits
 from trainyard.data.loader.loader import Loader
@@ -225,7 +225,7 @@ def test_broken_links(photos: Path) -> None:
     found = look(photos)
     assert wrong(found) == [("train", "left out", "note")]
     assert [str(one) for one in found["train", "left out"].found] == [
-        "1 broken links, such as cat/gone.jpg"
+        "1 broken link, such as cat/gone.jpg"
     ]
     assert ("val", "left out") not in found
 
@@ -321,7 +321,7 @@ def test_bad_images_are_those_that_training_quarantines_and_odd_ones_are_noted(
     names = {Path(finding.file).stem for finding in check.found}
     assert names == {"truncated", "header", "text"}
     [empty] = found["train", "left out"].found
-    assert str(empty) == f"1 {EMPTY}, such as cat/empty.jpg"
+    assert str(empty) == "1 empty file, such as cat/empty.jpg"
     assert found["val", "images"].result == "ok"
     check = found["train", "oddities"]
     assert check.result == "note"

@@ -45,7 +45,6 @@ def test_the_hub_reads_the_results(trained: str, request: pytest.FixtureRequest)
     metrics = {one.metric_name: one.metric_value for one in told.eval_results}
     assert metrics == {
         "Top-1 accuracy": pytest.approx(own[f"{prefix}top1"], abs=1e-6),
-        "Top-5 accuracy": pytest.approx(own[f"{prefix}top5"], abs=1e-6),
         "Balanced accuracy": pytest.approx(own[f"{prefix}balanced_accuracy"], abs=1e-6),
         "Macro F1": pytest.approx(own[f"{prefix}macro_f1"], abs=1e-6),
         "Loss": pytest.approx(own[f"{prefix}loss"], abs=1e-6),

@@ -176,7 +176,8 @@ def save(number, frame):
     sys.exit(130)
 signal.signal(signal.SIGTERM, save); signal.signal(signal.SIGINT, save)
 note = {"gpu": os.environ.get("CUDA_VISIBLE_DEVICES"), "cores": len(os.sched_getaffinity(0)),
-        "launcher": os.environ["TRAINYARD_LAUNCHER"], "began": time.monotonic()}
+        "launcher": os.environ["TRAINYARD_LAUNCHER"], "began": time.monotonic(),
+        "first": os.environ.get("TRAINYARD_FIRST_RUN")}
 for _ in range(1200 if code == "save" else 0):
     open(os.path.join(folder, "ready"), "w").close()
     time.sleep(0.05)
@@ -226,6 +227,8 @@ def test_one_after_another_and_the_rest_goes_on_after_a_failure(stubs: Stubs) ->
     assert stubs.noted(0)["gpu"] == os.environ.get("CUDA_VISIBLE_DEVICES")
     assert stubs.noted(0)["cores"] == len(os.sched_getaffinity(0))
     assert stubs.noted(0)["launcher"] == str(os.getpid())
+    first = str(stubs.folder / "0" / "metrics.jsonl")
+    assert [stubs.noted(number)["first"] for number in (0, 1, 3)] == [None, first, first]
 
 
 def test_one_a_gpu(stubs: Stubs) -> None:

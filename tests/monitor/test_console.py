@@ -62,7 +62,7 @@ def seen(console: Console) -> str:
 
 def written(*reports: dict[str, Any], terminal: bool) -> str:
     target = console(terminal=terminal)
-    sink = ConsoleSink(COURSE, target)
+    sink = ConsoleSink(COURSE, 1000, target)
     for report in reports:
         sink.write(report)
     sink.close()
@@ -172,7 +172,7 @@ def test_an_evaluation_is_seen_to_go_on_and_gives_the_numbers_back() -> None:
 
 def test_before_the_first_report() -> None:
     target = console(terminal=True)
-    ConsoleSink(COURSE, target).close()
+    ConsoleSink(COURSE, 1000, target).close()
     assert re.search(r"epoch 0.0/2.5 ━+   0% starting", seen(target))
 
 
@@ -206,8 +206,37 @@ def test_a_moving_average_has_a_column_of_its_own(terminal: bool) -> None:
     assert head.index("EMA top-1") + len("EMA top-1") == first.index("54.32%") + len("54.32%")
 
 
-def test_bad_images_of_an_evaluation_are_counted() -> None:
-    assert re.search(r"0:01:05 +2 ", written(VAL | {"bad": 2}, terminal=True))
+def test_bad_images_of_an_evaluation_are_told_once() -> None:
+    text = written(*(VAL | {"bad": bad} for bad in (0, 2, 2, 3)), terminal=True)
+    assert re.findall(r"(\d) validation images could not", text) == ["2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("width", "classes", "names"),
+    [(80, 11, ""), (120, 10, "balanced macro F1"), (120, 11, "balanced macro F1 top-5")],
+)
+def test_a_narrow_terminal_and_few_classes_have_fewer_columns(
+    width: int, classes: int, names: str
+) -> None:
+    target = Console(file=StringIO(), force_terminal=True, width=width)
+    sink = ConsoleSink(COURSE, classes, target)
+    average = {"ema_top1": 0.5, "ema_decay": 0.999, "consensus_distance": 0.1, "epoch": 2.53}
+    sink.write(VAL | average | {"balanced_accuracy": 0.4, "macro_f1": 0.3})
+    sink.close()
+    lines = re.split(r"[\r\n]+", seen(target))
+    head, row = (line.rstrip() for line in lines if re.match(r" +(epoch|2\.5) ", line))
+    among = f"val top-1 EMA top-1 of decay {names} loss distance time"
+    assert head.split() == ["epoch", "step", *among.split()]
+    assert len(head) == len(row) <= width
+
+
+def test_a_run_of_a_sweep_shows_what_the_first_has_not_shown() -> None:
+    target = console(terminal=False)
+    sink = ConsoleSink(COURSE, 10, target, {("device", "CPU"), "few images"})
+    sink.write(EVENT | {"event": "head", "rows": {"device": "CPU", "length": "8 epochs"}})
+    sink.write(EVENT | {"message": "few images"})
+    sink.write(EVENT | {"message": "fewer images"})
+    assert seen(target).split() == ["length", "8", "epochs", "fewer", "images"]
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -218,7 +247,7 @@ def test_a_message_is_shown_word_for_word(terminal: bool) -> None:
 
 def test_a_warning_stands_out_and_the_live_lines_keep_their_style() -> None:
     target = console(terminal=True)
-    sink = ConsoleSink(COURSE, target)
+    sink = ConsoleSink(COURSE, 1000, target)
     sink.write(EVENT | {"level": "warning"})
     sink.close()
     assert isinstance(target.file, StringIO)
@@ -231,7 +260,7 @@ def test_a_warning_stands_out_and_the_live_lines_keep_their_style() -> None:
 
 def test_a_log_has_plain_lines_with_everything_and_no_bar() -> None:
     target = console(terminal=False)
-    sink = ConsoleSink(COURSE, target)
+    sink = ConsoleSink(COURSE, 1000, target)
     for report in (ON_GPUS | {"bad": 3}, VAL):
         sink.write(report)
     sink.close()
@@ -247,7 +276,7 @@ def test_a_log_has_a_line_now_and_then_and_the_last(monkeypatch: pytest.MonkeyPa
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     target = console(terminal=False)
-    sink = ConsoleSink(COURSE, target)
+    sink = ConsoleSink(COURSE, 1000, target)
     for step in range(1, 101):
         sink.write(TRAIN | {"step": step})
         now[0] += 0.5
@@ -262,13 +291,13 @@ def test_a_log_has_a_line_now_and_then_and_the_last(monkeypatch: pytest.MonkeyPa
 )
 def test_a_narrow_terminal_breaks_no_line(report: dict[str, Any], lines: int) -> None:
     target = Console(file=StringIO(), width=20)
-    ConsoleSink(COURSE, target).write(report)
+    ConsoleSink(COURSE, 1000, target).write(report)
     assert seen(target).count("\n") == lines
 
 
 def test_quiet_is_quiet() -> None:
     target = Console(file=StringIO(), force_terminal=True, quiet=True)
-    sink = ConsoleSink(COURSE, target)
+    sink = ConsoleSink(COURSE, 1000, target)
     for report in (TRAIN, VAL, EVENT):
         sink.write(report)
     sink.show_evaluation(1, 2)
@@ -309,7 +338,7 @@ def test_who_speaks(
 
 
 def test_each_line_of_a_rank_says_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    sink = ConsoleSink(COURSE, console_of(World(rank=2, size=4), all_ranks=True))
+    sink = ConsoleSink(COURSE, 1000, console_of(World(rank=2, size=4), all_ranks=True))
     sink.write(TRAIN)
     sink.write(VAL)
     sink.close()
@@ -382,6 +411,6 @@ def test_without_a_terminal_or_for_short_work_there_is_none(
 def test_the_epoch_does_not_exceed_its_end() -> None:
     """Steps are whole, so the last one may go a little beyond the last epoch."""
     file = StringIO()
-    sink = ConsoleSink(COURSE, Console(file=file, width=200))
+    sink = ConsoleSink(COURSE, 1000, Console(file=file, width=200))
     sink.write({**TRAIN, "step": 100, "epoch": 2.53})
     assert "epoch 2.50/2.5 " in file.getvalue()

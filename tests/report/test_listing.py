@@ -4,6 +4,7 @@ import csv
 import fcntl
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.errors import check, refused
 from tests.report.histories import train_report, write_run
 from tests.runs import events
 from trainyard.errors import DataError
-from trainyard.report.listing import Row, _recipe, list_runs, table_of
+from trainyard.report.listing import LEAST, Row, _recipe, list_runs, table_of
 from trainyard.run.trainer import Trainer
 
 
@@ -177,6 +178,30 @@ def test_what_all_rows_share_is_in_the_head() -> None:
         ["3.0/3 epochs", "50.00% top-1"],
         ["9/9 steps", "50.00% mAP"],
     ]
+
+
+def test_a_narrow_terminal_cuts_no_number(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, lines in STATES.items():
+        write_run(tmp_path / "a sweep with a long name" / name, lines)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    for columns, left_out in (("80", 3), ("120", 0), ("50", 3)):
+        monkeypatch.setenv("COLUMNS", columns)
+        text = re.sub(r"\x1b\[[0-9;]*m", "", shown(capsys, "runs", tmp_path))
+        table = text.splitlines()[:-1]
+        assert max(map(len, table)) <= int(columns)
+        assert [word in text for word in LEAST].count(False) == left_out
+        for whole in ("60.00%", "interrupted", "40/100", "0:00:50"):
+            assert whole in text
+
+
+def test_epochs_do_not_exceed_the_length_and_steps_are_as_they_are() -> None:
+    """Of 8 epochs the last step ends at 8.2."""
+    row = Row("a", "a", "done", 0, step=28, length="8 epochs", epoch=8.2, best=0.5, best_epoch=8.2)
+    head, (cells,) = table_of([row])
+    found = dict(zip(head, cells, strict=True))
+    assert (found["epochs"], found["at epoch"]) == ("8.0/8", "8.0")
 
 
 @pytest.mark.slow

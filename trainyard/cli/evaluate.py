@@ -24,6 +24,7 @@ from trainyard.cli.printing import empty_table, naming, print_text, result_conso
 from trainyard.distributed import discover
 from trainyard.errors import InputError
 from trainyard.files import finite
+from trainyard.monitor.history import shows_top5
 from trainyard.printable import how_many
 from trainyard.training.weight_names import label_of
 
@@ -275,7 +276,7 @@ def print_result(
     if num_classes is not None:
         rows = _classes(result, columns, num_classes)
         print_text("", f"The {len(rows)} worst of {len(result.classes):,} classes ({of})")
-        keys = [key for key in _OF_CLASSES if rows and key in rows[0]]
+        keys = [key for key in _shown(_OF_CLASSES, tree) if rows and key in rows[0]]
         table = empty_table("class", ">samples", *(f">{_OF_CLASSES[key]}" for key in keys))
         for row in rows:
             shares = (f"{row[key]:.1%}" for key in keys)
@@ -303,7 +304,7 @@ def _best(result: "DataSetResult") -> str:
 
 
 def _overview(tree: dict[str, Any], prefixes: list[str]) -> "Table":
-    shares = [key for key in _SHARES if key in tree]
+    shares = [key for key in _shown(_SHARES, tree) if key in tree]
     rest = {key: name for key, name in (("loss", "loss"), ("ece", "ECE")) if key in tree}
     again = ["new top-1"] if "reassessed" in tree else []
     numbers = ["samples", *(_SHARES[key] for key in shares), *rest.values(), *again]
@@ -318,6 +319,10 @@ def _overview(tree: dict[str, Any], prefixes: list[str]) -> "Table":
         first = f"{tree['data']}, {label_of(prefix)}" if prefix else tree["data"]
         table.add_row(f"  {label_of(prefix)}" if number else first, *row)
     return table
+
+
+def _shown(keys: Iterable[str], tree: dict[str, Any]) -> list[str]:
+    return [key for key in keys if key != "top5" or shows_top5(tree["classes"])]
 
 
 def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:

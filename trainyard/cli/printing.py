@@ -19,16 +19,31 @@ if TYPE_CHECKING:
 _WIDE = 250  # columns
 
 
-def print_table(columns: list[str], rows: Sequence[Sequence["str | Text"]]) -> None:
-    """Print rows as a table on stdout."""
+def print_table(
+    columns: list[str], rows: Sequence[Sequence["str | Text"]], *, least: Sequence[str] = ()
+) -> None:
+    """Print rows as a table on stdout.
+
+    `least`: columns that are left out, in this order, while the table is wider than the terminal;
+    then the first column, a row's name, wraps alone. Without them all others wrap.
+    """
     from rich import box
     from rich.table import Column, Table
 
-    # The first column, a row's name, does not wrap.
-    table = Table(Column(columns[0], no_wrap=True), *columns[1:], box=box.SIMPLE_HEAD)
-    for row in rows:
-        table.add_row(*row)
-    result_console().print(table)
+    console = result_console()
+    for count in range(len(least) + 1):
+        kept = [n for n, name in enumerate(columns) if name not in least[:count]]
+        first = Column(columns[0], no_wrap=not least, overflow="fold")
+        others = (Column(columns[n], no_wrap=bool(least)) for n in kept[1:])
+        table = Table(first, *others, box=box.SIMPLE_HEAD)
+        for row in rows:
+            table.add_row(*(row[n] for n in kept))
+        if (
+            console.measure(table, options=console.options.update(width=_WIDE)).maximum
+            <= console.width
+        ):
+            break
+    console.print(table)
 
 
 def empty_table(*columns: str) -> "Table":

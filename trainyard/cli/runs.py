@@ -50,7 +50,7 @@ def runs(options: argparse.Namespace) -> int:
 
 def print_runs(rows: "Sequence[Row]") -> None:
     """Print the table of runs, and why some of them failed."""
-    from trainyard.report.listing import table_of
+    from trainyard.report.listing import LEAST, table_of
 
-    print_table(*table_of(rows))
+    print_table(*table_of(rows), least=LEAST)
     print_text(*(f"{row.name}: {row.message}" for row in rows if row.message))

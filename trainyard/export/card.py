@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from trainyard.export.description import INPUT, OUTPUT, Description
 from trainyard.export.formats import METADATA
 from trainyard.image_size import height_width
 from trainyard.model.weights import CROP_MODES
-from trainyard.monitor.history import METRICS
+from trainyard.monitor.history import METRICS, shows_top5
 from trainyard.own_code import is_own
 from trainyard.printable import printable
 
@@ -50,18 +51,20 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
     )
     template = environment.from_string(Path(__file__).with_name("card.md.jinja").read_text())
     height, width = height_width(about.image_size)
+    names = METRICS.items()
+    metrics = {k: v for k, v in names if k != "top5" or shows_top5(len(about.classes))}
     return template.render(
         about=about,
         background=about.background,
         kind=kind,
         file=file,
-        front=_front_matter(about).to_yaml(),
+        front=_front_matter(about, metrics).to_yaml(),
         made_by=MADE_BY,
         function=about.architecture.partition(":")[2] if is_own(about.architecture) else "",
         height=height,
         width=width,
         crop_mode=CROP_MODES[about.fit],
-        metrics=METRICS,
+        metrics=metrics,
         difference=difference,
         input=INPUT,
         output=OUTPUT,
@@ -84,7 +87,7 @@ def _cell(text: str) -> str:
     return _code(text).replace("|", "\\|")
 
 
-def _front_matter(about: Description) -> ModelCardData:
+def _front_matter(about: Description, metrics: Collection[str]) -> ModelCardData:
     library = [] if about.own_module else ["timm"]
     on_hub = _ON_HUB.match(about.val)
     results = [
@@ -98,7 +101,7 @@ def _front_matter(about: Description) -> ModelCardData:
             metric_value=round(about.evaluation[key], 6),
         )
         for key, (kind, title) in _ON_CARD.items()
-        if key in about.evaluation
+        if key in about.evaluation and key in (*metrics, "loss")
     ]
     return ModelCardData(
         library_name=library[0] if library else None,

@@ -11,10 +11,11 @@ from types import FrameType
 from typing import NamedTuple
 
 from trainyard.errors import STOPS
+from trainyard.files import RunDirectory
 from trainyard.launch.exit_codes import meaning_of
 from trainyard.launch.job import Job
 from trainyard.launch.signals import handling, next_event
-from trainyard.parent import LAUNCHER
+from trainyard.parent import FIRST_RUN, LAUNCHER
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -61,7 +62,8 @@ def run_jobs(
             while waiting and free and received is None:
                 number, device = waiting.pop(0), free.pop(0)
                 on_start(number)
-                process = _start(jobs[number], device, devices, is_quiet=is_quiet)
+                first = str(RunDirectory(jobs[0].run).metrics) if number else ""
+                process = _start(jobs[number], device, devices, first=first, is_quiet=is_quiet)
                 running[number] = process, device
                 end = partial(_await, process, number, events)
                 threading.Thread(target=end, daemon=True).start()
@@ -77,10 +79,11 @@ def run_jobs(
 
 
 def _start(
-    job: Job, device: str, devices: Sequence[str], *, is_quiet: bool
+    job: Job, device: str, devices: Sequence[str], *, first: str, is_quiet: bool
 ) -> "subprocess.Popen[bytes]":
     environment = os.environ | {LAUNCHER: str(os.getpid())}
     environment |= {_VISIBLE: device} if device else {}
+    environment |= {FIRST_RUN: first} if first else {}
     process = subprocess.Popen(
         job.command,
         env=environment,

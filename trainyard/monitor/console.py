@@ -1,7 +1,7 @@
 """Console output of a run: a live line, and a table with a row per evaluation."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -10,14 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from trainyard.course import Course
-from trainyard.monitor.history import METRICS
+from trainyard.monitor.history import METRICS, shows_top5
 from trainyard.monitor.progress import Bar
 from trainyard.monitor.reports import Report
-from trainyard.printable import duration, epochs_in_all, in_bytes, printable
+from trainyard.printable import duration, epochs_in_all, how_many, in_bytes, printable
 
 _LINE_EVERY_S = 10  # seconds between lines without a terminal
 _BAR = 12  # columns
 _MUCH = 0.05  # share of time waiting for data above which it is highlighted
+_WIDE = 120  # columns of a terminal from which on a row has more than top-1 and loss; a log has all
 _BY_CLASS = {"balanced_accuracy": "balanced", "macro_f1": "macro F1"}
 _OF_LISTS = {"micro_f1": "micro F1", "macro_f1": "macro F1"}  # with lists of labels
 
@@ -28,11 +29,16 @@ Value = tuple[str, str]
 class ConsoleSink:
     """A live line on a terminal; occasional plain lines in a log file."""
 
-    def __init__(self, course: Course, console: Console) -> None:
-        self._console, self._num_steps = console, course.num_steps
-        self._epochs = epochs_in_all(course.epoch(course.num_steps))
+    def __init__(
+        self, course: Course, num_classes: int, console: Console, shown: Collection[object] = ()
+    ) -> None:
+        """`shown`: messages, and rows of a head, that a run before has shown; see FIRST_RUN."""
+        self._console, self._num_steps, self._shown = console, course.num_steps, shown
+        self._epochs = epochs_in_all(float(course.epochs(course.length)))
         self._last_line = -_LINE_EVERY_S * 1.0
-        self._has_head = False
+        self._has_head, self._num_bad = False, 0
+        self._is_wide = console.width >= _WIDE or not console.is_terminal
+        self._has_top5 = self._is_wide and shows_top5(num_classes)
         self._shows_classes = False  # true once they differ from top-1: classes differ in size
         self._kinds: dict[str, Callable[[Report], None]] = {
             "train": self._on_train,
@@ -71,24 +77,50 @@ class ConsoleSink:
         )
 
     def _on_val(self, report: Report) -> None:
-        is_new = not self._shows_classes and _classes_differ(report)
+        is_new = self._is_wide and not self._shows_classes and _classes_differ(report)
         self._shows_classes = self._shows_classes or is_new
-        columns = [*_columns(report, self._shows_classes)]
+        columns = [*self._columns(report)]
         if is_new or not self._has_head:
             head = " ".join(f"{name:>{width}}" for name, width, _ in columns)
             self._print(Text(head, "bold"))
             self._has_head = True
-        row = " ".join(f"{text:>{width}}" for _, width, text in columns)
-        if report["bad"]:
-            row += f"   {report['bad']} could not be read"
-        self._print(Text(row))
+        self._print(Text(" ".join(f"{text:>{width}}" for _, width, text in columns)))
+        if report["bad"] > self._num_bad:
+            self._num_bad = report["bad"]
+            bad = how_many(self._num_bad, "validation image")
+            self._print(Text(f"{bad} could not be read: quarantine.jsonl has each", "yellow"))
 
     def _on_event(self, report: Report) -> None:
         if "rows" in report:
-            self._console.print(_grid(report["rows"]))
+            rows = dict(row for row in report["rows"].items() if row not in self._shown)
+            if rows:
+                self._console.print(_grid(rows))
+            return
+        if report["message"] in self._shown:
             return
         style = {"warning": "yellow"}.get(report.get("level", ""), "cyan")
         self._print(Text(printable(report["message"]), style))
+
+    def _columns(self, report: Report) -> Iterator[tuple[str, int, str]]:
+        """Names, widths and texts of the columns of an evaluation."""
+        key = "map" if "map" in report else "top1"
+        others = _BY_CLASS if self._shows_classes else {}
+        others = _OF_LISTS if key == "map" and self._is_wide else others
+        yield "epoch", 7, f"{min(report['epoch'], float(self._epochs)):.1f}"
+        yield "step", 9, f"{report['step']}"
+        yield f"val {METRICS[key]}", 10, f"{report[key]:.2%}"
+        if f"ema_{key}" in report:
+            yield f"EMA {METRICS[key]}", 9, f"{report[f'ema_{key}']:.2%}"
+        if "ema_decay" in report:
+            yield "of decay", 9, f"{report['ema_decay']}"
+        for other, name in others.items():
+            yield name, 9, f"{report[other]:.2%}"
+        if "top5" in report and self._has_top5:
+            yield "top-5", 8, f"{report['top5']:.2%}"
+        yield "loss", 8, f"{report['loss']:.4f}"
+        if "consensus_distance" in report:
+            yield "distance", 9, f"{report['consensus_distance']:.3g}"
+        yield "time", 9, duration(report["time"])
 
     def _print(self, text: Text) -> None:
         self._console.print(text, soft_wrap=True)
@@ -189,7 +221,7 @@ def _time_left(report: Report) -> Iterator[str]:
         yield f"{duration(report['eta'])} left (epoch {duration(report['eta_epoch'])})"
 
 
-# --- the head of a run, and a row for each evaluation ---
+# --- the head of a run, and its evaluations ---
 
 
 def _grid(rows: dict[str, str]) -> Table:
@@ -200,27 +232,6 @@ def _grid(rows: dict[str, str]) -> Table:
     for name, text in rows.items():
         grid.add_row(name, Text(printable(text)))
     return grid
-
-
-def _columns(report: Report, shows_classes: bool) -> Iterator[tuple[str, int, str]]:
-    """Names, widths and texts of the columns of an evaluation."""
-    key = "map" if "map" in report else "top1"
-    others = _OF_LISTS if "map" in report else _BY_CLASS if shows_classes else {}
-    yield "epoch", 7, f"{report['epoch']:.1f}"
-    yield "step", 9, f"{report['step']}"
-    yield f"val {METRICS[key]}", 10, f"{report[key]:.2%}"
-    if f"ema_{key}" in report:
-        yield f"EMA {METRICS[key]}", 9, f"{report[f'ema_{key}']:.2%}"
-    if "ema_decay" in report:
-        yield "of decay", 9, f"{report['ema_decay']}"
-    for other, name in others.items():
-        yield name, 9, f"{report[other]:.2%}"
-    if "top5" in report:
-        yield "top-5", 8, f"{report['top5']:.2%}"
-    yield "loss", 8, f"{report['loss']:.4f}"
-    if "consensus_distance" in report:
-        yield "distance", 9, f"{report['consensus_distance']:.3g}"
-    yield "time", 9, duration(report["time"])
 
 
 def _classes_differ(report: Report) -> bool:

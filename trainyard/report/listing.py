@@ -20,6 +20,8 @@ _DEPTH = 4  # folders in folders, to which runs are sought
 _MOST_SECONDS = 1e10  # of a run; 300 years
 _DAY_S = 24 * 3600
 
+LEAST = ("recipe", "at epoch", "changed")
+"""Columns that give way in a narrow terminal, in this order."""
 State = Literal["training", "done", "ended early", "failed", "interrupted", "unreadable"]
 
 
@@ -178,13 +180,14 @@ def _cells(row: Row, *, has_unit: bool, has_name: bool) -> list[str]:
     changed = _ago(time.time() - row.changed) if row.changed else ""
     if row.state == "unreadable":
         return [row.name, "", row.state, *("" for _ in range(4)), changed]
-    done = f"{row.step}" if _unit(row) == "steps" else f"{row.epoch:.1f}"
     amount = amount_of(row.length or "")
+    end = float(amount[0]) if amount and amount[1] == "epoch" else math.inf  # steps may exceed it
+    done = f"{row.step}" if _unit(row) == "steps" else f"{min(row.epoch, end):.1f}"
     done += f"/{float(amount[0]):g}" if amount and amount[1] != "sample" else ""
     done += f" {_unit(row)}" if has_unit else ""
     best = "" if row.best is None else f"{row.best:.2%}"
     best += f" {METRICS[row.best_by]}" if best and has_name else ""
-    at = f"{row.best_epoch:.1f}" if best and row.best_epoch is not None else ""
+    at = f"{min(row.best_epoch, end):.1f}" if best and row.best_epoch is not None else ""
     recipe = row.recipe or row.model or ""
     return [row.name, recipe, row.state, done, best, at, duration(row.seconds), changed]
 

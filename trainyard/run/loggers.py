@@ -1,25 +1,30 @@
 """Destinations of a run's reports: console, metrics.jsonl and trackers."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 from rich.console import Console
 
 from trainyard.config import RunConfig
 from trainyard.course import Course
-from trainyard.errors import RecipeError
+from trainyard.errors import InputError, RecipeError
 from trainyard.files import RunDirectory
 from trainyard.installation import install_hint
 from trainyard.monitor.config import WatchConfig
 from trainyard.monitor.console import ConsoleSink
+from trainyard.monitor.history import read_history
 from trainyard.monitor.outcome import Outcome
 from trainyard.monitor.reports import JsonLinesSink, Report, Sink
 from trainyard.monitor.trackers.tracker import Guarded, Tracker
+from trainyard.parent import FIRST_RUN
 from trainyard.world import World, together
 
+_OF_HEAD = ("head", "remark", "initial weights", "compile")
 _BEGINNING: Report = {"step": 0, "epoch": 0.0, "samples": 0, "time": 0.0}
 
 
@@ -78,6 +83,7 @@ def open_loggers(
     course: Course,
     check: Callable[[], None],
     *,
+    num_classes: int,
     world: World,
     console: Console,
 ) -> Iterator[Loggers]:
@@ -86,19 +92,29 @@ def open_loggers(
     RecipeError, on all ranks, if a tracker cannot start for a reason that the user can fix.
     """
     with together(world):
+        screen = partial(ConsoleSink, course, num_classes, console, _shown_before())
         if world.is_first:
-            loggers = _opened(config, folder, course, console, check=check)
+            loggers = _opened(config, folder, screen, check=check)
         else:  # quiet unless every rank prints
-            loggers = Loggers([] if console.quiet else [ConsoleSink(course, console)])
+            loggers = Loggers([] if console.quiet else [screen()])
     with closing(loggers):
         yield loggers
+
+
+def _shown_before() -> set[object]:
+    """What the first run of a sweep has shown before its first step."""
+    try:
+        events = read_history(Path(os.environ[FIRST_RUN])).events
+    except (KeyError, InputError):
+        return set()
+    events = [event for event in events if event["event"] in _OF_HEAD]
+    return {each for e in events for each in (e["message"], *e.get("rows", {}).items())}
 
 
 def _opened(
     config: RunConfig,
     folder: RunDirectory,
-    course: Course,
-    console: Console,
+    screen: Callable[[], ConsoleSink],
     *,
     check: Callable[[], None],
 ) -> Loggers:
@@ -113,7 +129,7 @@ def _opened(
             trackers.append(tracker)
             stack.callback(tracker.close)
         # Last: from here on live lines are redrawn, and no other output may interfere.
-        sinks: list[Sink] = [JsonLinesSink(folder.metrics, check), ConsoleSink(course, console)]
+        sinks: list[Sink] = [JsonLinesSink(folder.metrics, check), screen()]
         stack.pop_all()
     loggers = Loggers(sinks, trackers)
     say = loggers.warn

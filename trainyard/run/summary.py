@@ -132,22 +132,22 @@ def _batch(course: Course, world: World) -> str:
     text = f"{', later '.join(f'{batch:,}' for batch in batches)} images"
     if world.size > 1:
         text += f", {batches[0] / world.size:,.4g} on each rank"
-    if len(batches) == 1:
-        text += f"; an epoch is {course.epoch_samples / batches[0]:,.4g} steps"
     return text
 
 
 def _length(config: RunConfig, course: Course) -> str:
     warmup = math.ceil(course.at(config.schedule.warmup))
-    rise = f", the first {warmup:,} of them warm-up" if warmup else ""
+    rise = f", the first {warmup:,} of warm-up" if warmup else ""
     if warmup >= course.num_steps:
         rise = f", all of a warm-up of {how_many(warmup, 'step')}"
-    epochs = epochs_in_all(course.epoch(course.num_steps))
+    epochs = epochs_in_all(float(course.epochs(course.length)))
+    texts = [f"{epochs} epoch{'s' * (epochs != '1')}", how_many(course.num_steps, "step")]
+    first, second = reversed(texts) if "step" in course.length else texts
     end = ""
     if patience := config.run.patience:
         better = f"a better {METRICS[config.run.best_by]}"
         end = f"; fewer after {how_many(patience, 'evaluation')} without {better}"
-    return f"{how_many(course.num_steps, 'step')}, {epochs} epochs{rise}{end}"
+    return f"{first} ({second}{rise}){end}"
 
 
 def _remarks(

@@ -90,7 +90,15 @@ def train_joined(
     config = parts.config
     with (  # only now: a recipe that cannot be built leaves no directory behind
         claim_directory(folder, config, parts.data.fingerprints, world) as check,
-        open_loggers(config, folder, parts.course, check, world=world, console=console) as sinks,
+        open_loggers(
+            config,
+            folder,
+            parts.course,
+            check,
+            num_classes=len(parts.data.train.classes),
+            world=world,
+            console=console,
+        ) as sinks,
     ):
         watchdog.write_to(folder.stacks)
         new_end = take_end(folder, config, parts.course, world)

@@ -48,7 +48,7 @@ def test_a_tracker_is_a_module_and_a_key(tmp_path: Path, monkeypatch: pytest.Mon
     course, console = build_run_course(config, 100), Console(quiet=True)
     folder = RunDirectory(tmp_path)
     with loggers.open_loggers(
-        config, folder, course, lambda: None, world=World(), console=console
+        config, folder, course, lambda: None, num_classes=10, world=World(), console=console
     ) as opened:
         opened.write({"kind": "event", "event": "toys", "message": "out", "level": "info"} | AT)
     assert Toy.heard == [tmp_path, "trainyard", config.run.best_by, 3, "closed"]

@@ -2,23 +2,23 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 HIDDEN = "hidden"
 BROKEN_LINK = "broken links"
-LOOP = "links to a folder above them"
+LOOP = "links to a folder above"
 NO_IMAGE = "folders without an image"
 EMPTY = "empty files"
-SPECIAL = "pipes, sockets and devices"
+SPECIAL = "special files (pipes, sockets, devices)"
 LOOSE = "images in no class folder"
 COLUMNS = "columns that are not read"
 BESIDE = "folders beside the shards"
-NO_SPLIT = "images and tars in no split"
+NO_SPLIT = "files in no split"
 RESERVED = "members with a reserved name"
 FEATURES = "arrays in folders of other images"
-MASKS = "masks beside their images"
-DOTTED = "samples with a dot in their names, since a key ends at the first one: rename them"
+MASKS = "masks beside images"
+DOTTED = "samples with a dot in the name, since a key ends at the first one: rename them"
 
 PLUGINS = {"HEIF": ("pillow-heif", (".heic", ".heif")), "DICOM": ("pydicom", (".dcm", ".dicom"))}
 """The package that reads each format which Pillow does not, and the endings, in lower case."""
@@ -82,7 +82,13 @@ class LeftOut:
 
     def __str__(self) -> str:
         """The kinds in one phrase: `3 hidden (a/.x.jpg), 12 files ending in .heic (a/b.heic)`."""
-        return ", ".join(f"{n:,} {kind} ({name})" for kind, (n, name) in self.kinds.items())
+        return ", ".join(f"{text} ({name})" for text, name in self.lines())
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Number and kind, "1 broken link" or "3 broken links", and example of each kind."""
+        for kind, (count, name) in self.kinds.items():
+            one = re.sub(r"s\b", "", kind, count=1).replace(" are ", " is ")
+            yield f"{count:,} {one if count == 1 else kind}", name
 
     @property
     def total(self) -> int:

@@ -101,7 +101,7 @@ def _endings(index: Index) -> str:
 def _left_out(split: str, index: Index) -> Check:
     """The account of the scan, a finding for each kind."""
     kinds, total = index.left_out.kinds, index.left_out.total
-    texts = (f"{n:,} {kind}, such as {name}" for kind, (n, name) in kinds.items())
+    texts = (f"{text}, such as {name}" for text, name in index.left_out.lines())
     lines = [Finding("verify.left-out", line) for line in texts]
     total_text, count = f"{len(index) + total:,} found", sum(n for n, _ in kinds.values())
     return checked(split, "left out", total_text, lines, count=count, otherwise="note")
