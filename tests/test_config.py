@@ -558,6 +558,7 @@ def test_every_key_that_matters_is_compared() -> None:
 def test_what_may_change_when_a_run_goes_on() -> None:
     """Where the data lies, what is bearable, and how often to speak: nothing that learns."""
     data = {"data.train", "data.val", "data.max_bad", "data.threads", "batch.micro"}
+    data |= {"data.corrections"}
     stage = {"data.stage", "data.stage_gb"}
     run = {"run.keep", "run.log_every", "run.save_every", "run.resume"}
     run |= {"run.hang_timeout", "run.max_save"}

@@ -16,7 +16,8 @@ ROUNDING = (
 # must stay equal when a run directory is resumed; the data is compared by its fingerprint.
 PRACTICAL = frozenset(
     (
-        *("data.train", "data.val", "data.max_bad", "data.threads", "data.stage", "data.stage_gb"),
+        *("data.train", "data.val", "data.corrections"),
+        *("data.max_bad", "data.threads", "data.stage", "data.stage_gb"),
         *ROUNDING,
         *("run.keep", "run.log_every", "run.save_every", "run.resume"),
         *("run.hang_timeout", "run.max_save"),

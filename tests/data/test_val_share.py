@@ -4,6 +4,7 @@ import json
 import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -13,9 +14,13 @@ from tests.data.tars import stored, write_files
 from tests.errors import check, raises, refused
 from tests.images import jpeg
 from trainyard.config import load_recipe
+from trainyard.data.config import DataConfig
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.merge import open_merged
+from trainyard.data.index.table import Index
 from trainyard.data.index.val_share import Side, both_sides, open_part
+from trainyard.data.open_datasets import data_remarks, open_datasets, open_split, source_of
+from trainyard.world import World
 
 
 def sides(location: str, share: float | str = 0.25, seed: int = 0) -> dict[str, set[str]]:
@@ -266,3 +271,53 @@ def test_verify_checks_the_parts_for_images_on_both_sides(tmp_path: Path, capsys
     assert run(*words) == 2
     said = capsys.readouterr().out
     assert "train, val: leakage" in said
+
+
+def test_corrected_labels_move_no_image_between_the_sides(tmp_path: Path) -> None:
+    """By absolute names, also of a folder that lies elsewhere now; one offset of a file."""
+    names = [f"{name}/{number}.png" for name in ("cat", "dog") for number in range(8)]
+    location = write_files(tmp_path / "here" / "photos", names)
+    config = DataConfig(train=str(location), val_share=0.25)
+    before = {split: _labels(config, split) for split in ("train", "val")}
+    cats = {split: [file for file in before[split] if file.startswith("cat")] for split in before}
+    other = [cats["train"][0], *cats["val"], *cats["train"][1:]]
+    list_csv = tmp_path / "list.csv"
+    rows = [
+        f"{location}/{other[0]},0,dog",
+        f"/elsewhere/photos/{other[1]},,dog",
+        f"{location}/{other[2]},0,",
+        f"{location}/{other[3]},0,cat",
+        f"{location}/{other[4]},9,dog",
+    ]
+    list_csv.write_text("\n".join(["file,offset,class", *rows]) + "\n")
+    config = DataConfig(**(config.model_dump() | {"corrections": str(list_csv)}))
+    data = open_datasets(config, World(), lambda *_: None)
+    expected = {
+        split: {
+            file: "dog" if file in other[:2] else name
+            for file, name in files.items()
+            if file != other[2]
+        }
+        for split, files in before.items()
+    }
+    assert {split: _labels(config, split) for split in ("train", "val")} == expected
+    assert isinstance(data.train, Index)
+    corrected = data.train.corrected, data.val.corrected
+    assert [sum(of) for of in zip(*corrected, strict=True)] == [4, 2, 1]
+    assert any("1 of its rows" in text for text in data_remarks(config, data))
+    for row, code in (
+        (f"{location}/{other[0]},0,dgo", "data.corrections-unknown-class"),
+        ("/elsewhere/cat/1.png,0,dog", "data.corrections-of-other-images"),
+        (f"{location}/{other[0]},x,dog", "data.corrections-unreadable"),
+    ):
+        list_csv.write_text(f"file,offset,class\n{row}\n")
+        with raises(code, path=str(list_csv)):
+            open_datasets(config, World(), lambda *_: None)
+
+
+def _labels(config: DataConfig, split: Literal["train", "val"]) -> dict[str, str]:
+    """The class of each file of a split."""
+    index = open_split(source_of(config, split), World(), lambda *_: None)
+    return {
+        index.file_names[int(index.file[n])]: index.class_names(n)[0] for n in range(len(index))
+    }

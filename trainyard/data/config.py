@@ -76,6 +76,10 @@ class DataConfig(Section):
     """What names the group of an image, such as a patient, for `val_share` and `val_fold`: all its
     images are on one side. A column of a list, or a regular expression of the path in `train`: its
     parts in parentheses are the name, or all that it matches: "(patient\\d+)"."""
+    corrections: str | None = None
+    """A CSV of images, in `train` and `val`, whose label is wrong: `file`, its right `class` or
+    nothing to leave the image out, and maybe `offset`. The page of `trainyard suspects` saves
+    one. No image changes between training and validation by it."""
     order: Literal["exact", "resample", "join"] = "exact"
     """exact: every sample once per epoch. resample: short runs of samples from shards drawn with
     replacement. join: data without an index; each rank reads its own shards once per pass, and
@@ -281,6 +285,7 @@ class DataConfig(Section):
             f"average.name = {average.name!r}": average.name != "allreduce",
             "average.batch_norm = 'sync'": average.batch_norm == "sync",
             "data.range = 'auto'": self.range == "auto",
+            "data.corrections": self.corrections is not None,
             "stages of schedule.batch_size or schedule.image_size": bool(
                 schedule.batch_size or schedule.image_size
             ),

@@ -15,6 +15,7 @@ from trainyard.data.config import DataConfig, Locations
 from trainyard.data.decode import lost
 from trainyard.data.decode.seek_tables import seek_remark
 from trainyard.data.index.build import Progress
+from trainyard.data.index.corrections import corrected, read_corrections
 from trainyard.data.index.label_space import match_classes, report
 from trainyard.data.index.learnable import check_learnable, class_remarks
 from trainyard.data.index.merge import open_merged
@@ -30,7 +31,7 @@ from trainyard.data.stream.shards import Stream, list_shards
 from trainyard.errors import DataError, RecipeError
 from trainyard.files import atomic_write, cache_folder
 from trainyard.installation import NEEDS_EXTENSION
-from trainyard.printable import printable
+from trainyard.printable import how_many, printable
 from trainyard.world import World, broadcast, gather, in_turns, together
 
 _SENT_AT_ONCE = 64 << 20
@@ -56,6 +57,8 @@ class Source(NamedTuple):
     """The recipe key that names the locations."""
     side: Side | None = None
     """The part of the locations; None for all of them."""
+    corrections: str | None = None
+    """The list of corrected labels."""
 
     def __str__(self) -> str:
         """The locations as text, for messages."""
@@ -66,9 +69,9 @@ class Source(NamedTuple):
 def source_of(config: DataConfig, split: Literal["train", "val"]) -> Source:
     """The source of a recipe's training or validation images."""
     if config.val is not None or config.val_part is None or config.order == "join":
-        return Source(getattr(config, split), f"data.{split}")
+        return Source(getattr(config, split), f"data.{split}", None, config.corrections)
     side = Side(split, config.val_part, config.val_seed, config.group)
-    return Source(config.train, "data.train", side)
+    return Source(config.train, "data.train", side, config.corrections)
 
 
 def check_sources(config: DataConfig, world: World) -> None:
@@ -100,6 +103,8 @@ def data_remarks(config: DataConfig, data: Datasets) -> list[str]:
             f"{source_of(config, 'val')}"
         )
     if isinstance(data.train, Index):
+        if config.corrections:
+            remarks.append(_what_is_corrected(config.corrections, data.train, data.val))
         if not (data.train.has_names or data.val.has_names):
             remarks.append("no data names its classes: equal numbers are taken for equal classes")
         return remarks + class_remarks(data.train, data.val)
@@ -109,6 +114,15 @@ def data_remarks(config: DataConfig, data: Datasets) -> list[str]:
             f"for class {data.val.classes[0]!r}, the first of the validation data"
         )
     return remarks
+
+
+def _what_is_corrected(path: str, *data: Index) -> str:
+    named, changed, left_out = (
+        sum(counts) for counts in zip(*(one.corrected or (0, 0, 0) for one in data), strict=True)
+    )
+    text = f"{path}: {how_many(changed, 'image')} with another label, {left_out:,} left out"
+    absent = len(read_corrections(path)) - named
+    return text + (f"; {absent:,} of its rows are of no image here" if absent > 0 else "")
 
 
 def trained_on(config: DataConfig, data: Locations | None) -> list[str]:
@@ -145,7 +159,20 @@ def open_datasets(config: DataConfig, world: World, progress: Progress) -> Datas
         if world.is_first:
             images = datasets.train
             check_apart(images.shards if isinstance(images, Stream) else images, datasets.val)
+            _check_corrections(config, datasets)
     return datasets
+
+
+def _check_corrections(config: DataConfig, data: Datasets) -> None:
+    """DataError if the list of corrected labels is of other images."""
+    if config.corrections and not (data.val.corrected or getattr(data.train, "corrected", ())):
+        raise DataError(
+            "data.corrections-of-other-images",
+            "data.corrections = {path!r}: none of its files is in {train} or {val}",
+            path=config.corrections,
+            train=str(source_of(config, "train")),
+            val=str(source_of(config, "val")),
+        )
 
 
 def _check_hub(config: DataConfig) -> None:
@@ -219,7 +246,7 @@ def open_split(
     """
     if source.locations is None:
         raise RecipeError("recipe.data-not-set", key=source.key, hint=_how_to_set(source.key))
-    locations, side = _listed(source.locations), source.side
+    locations = _listed(source.locations)
     if any(location.startswith(PIPE) for location in locations):
         raise RecipeError(
             "recipe.pipe-without-join",
@@ -228,7 +255,7 @@ def open_split(
             value=str(source),
         )
     with together(world):
-        first = open_merged(locations, known, progress, side) if world.is_first else None
+        first = _opened(source, known, progress) if world.is_first else None
     named = broadcast(world, None if first is None else (first.path, first.fingerprint))
     assert named is not None
     path, fingerprint = named
@@ -240,7 +267,7 @@ def open_split(
         return saved if saved and saved.fingerprint == fingerprint else None
 
     def own_index() -> Index:
-        own = index or same_index() or open_merged(locations, known, progress, side)
+        own = index or same_index() or _opened(source, known, progress)
         if own.fingerprint != fingerprint:
             raise DataError(
                 "data.differs-between-nodes", location=str(source), host=socket.gethostname()
@@ -251,6 +278,11 @@ def open_split(
     if any(gather(world, index is None)) and all(map(is_remote, locations)):
         _send(path, received, source, world, keeps=index is None and world.local_rank == 0)
     return in_turns(world, own_index)
+
+
+def _opened(source: Source, known: Sequence[str] | None, progress: Progress) -> Index:
+    index = open_merged(_listed(source.locations or ()), known, progress, source.side)
+    return corrected(index, source.corrections) if source.corrections else index
 
 
 def _send(path: Path, received: Path, source: Source, world: World, *, keeps: bool) -> None:

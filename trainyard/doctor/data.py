@@ -74,7 +74,7 @@ def _digests(config: DataConfig, leads: bool, progress: Progress) -> list[str]:
     digests: list[str] = []
     splits: tuple[Literal["train", "val"], ...] = ("train", "val") if leads else ()
     for split in splits:
-        locations, _, side = source_of(config, split)
+        locations, _, side, _ = source_of(config, split)
         if locations is None or (split == "train" and config.order == "join"):
             continue
         locations = (locations,) if isinstance(locations, str) else locations

@@ -79,7 +79,7 @@ def _pixels(classifier: Classifier, content: bytes) -> Tensor:
 
 def real_images(classifier: Classifier) -> list[bytes]:
     """Encoded images, spread over the validation data; empty if it is not available."""
-    locations, _, side = source_of(classifier.config.data, "val")
+    locations, _, side, _ = source_of(classifier.config.data, "val")
     location = locations if isinstance(locations, str | None) else locations[0]
     try:
         index = saved_index(location) if location else None

@@ -201,7 +201,7 @@ def _recipe(config: RunConfig) -> dict[str, dict[str, Any]]:
     """The recipe without keys that concern this machine, and without full paths of it."""
     tree = config.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
     tree.pop("watch", None)
-    for key in ("train", "val", "threads", "stage", "stage_gb"):
+    for key in ("train", "val", "corrections", "threads", "stage", "stage_gb"):
         tree.get("data", {}).pop(key, None)
     return {section: _public(values) for section, values in tree.items() if values}
 

@@ -48,7 +48,7 @@ _SEAL = "seal"
 """The last column: the CRC-32C of all bytes of the file before it."""
 _SEAL_BYTES = 4
 _PLAIN = ("format", "has_names", "stamps", "fingerprint")  # entries of a header as they are
-_LISTS = ("classes", "parts", "numbers", "same_rows")
+_LISTS = ("classes", "parts", "numbers", "same_rows", "corrected")
 # What the wrong types, names and numbers of a header raise.
 _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 
@@ -97,6 +97,8 @@ class Index:
     """The number that the data store for each class, where names beside them replace it."""
     same_rows: tuple[str, ...] = ()
     """The path and fingerprint of the index that has these rows, maybe with others; () for this."""
+    corrected: tuple[int, ...] = ()
+    """Numbers of images in `data.corrections`: of all, with another class, left out; () without."""
 
     def __len__(self) -> int:
         return len(self.label)
