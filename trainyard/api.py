@@ -173,9 +173,8 @@ def evaluation_recipe(
     overrides = overrides or {}
     check_keys(overrides, "an evaluation")
     if on_other_data:
-        refuse_beside_data(
-            overrides, ("train", "val", "val_share", "val_fold", "val_seed", "group")
-        )
+        names = ("train", "val", "val_share", "val_fold", "val_seed", "group", "corrections")
+        refuse_beside_data(overrides, names)
     config = load_recipe(str(run / "recipe.toml"), _plain(overrides))
     check_size(config, overrides, "an evaluation")
     if "data.stage" in overrides:

@@ -45,6 +45,7 @@ COMMANDS = {
     "runs": "a table of the runs below a folder",
     "report": "a run, or several, as one HTML file",
     "evaluate": "accuracy of a run or checkpoint on validation data",
+    "suspects": "images that may have a wrong label, and a page to decide on each",
     "calibrate": "fit the temperature of a run's probabilities",
     "predict": "the classes that a run or checkpoint gives to images",
     "export": "a run or checkpoint for timm, ONNX or torch.export",
@@ -63,7 +64,7 @@ _LIMITS = {
 """Remedies by the text of a system error, whose number torch and importlib drop."""
 _RUNS = ("train", "launch", "sweep")
 _LOAD_TORCH = (
-    *("train", "sweep", "evaluate", "calibrate", "predict", "export"),
+    *("train", "sweep", "evaluate", "suspects", "calibrate", "predict", "export"),
     *("estimate", "doctor", "bench"),
 )
 _OVERRIDE = re.compile(r"--(\w+\.\w+)(?:=(.*))?", re.DOTALL)

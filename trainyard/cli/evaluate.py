@@ -4,7 +4,7 @@ import argparse
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from trainyard.api import evaluation_recipe
 from trainyard.arguments import Parser, positive
@@ -131,8 +131,9 @@ def evaluated(
     checkpoint: Path,
     *,
     temperature: bool | None = None,
+    split: Literal["train", "val"] = "val",
 ) -> "DataSetResult | None":
-    """The result; None on all ranks but the first. `temperature`: see EvaluationOptions."""
+    """The result; None on all ranks but the first. For keywords see EvaluationOptions."""
     from trainyard.data.index.merge import validation_splits
     from trainyard.monitor.terminal import EscapingConsole
 
@@ -144,9 +145,12 @@ def evaluated(
         from trainyard.run.evaluation import EvaluationOptions, evaluate_checkpoint
         from trainyard.training.evaluate import Views
 
-    _check_lists(options, checkpoint)
+    for name in ("confusions", "wrong"):
+        if getattr(options, name) is not None:
+            check_one_label(f"--{name}", checkpoint)
     evaluation = EvaluationOptions(
         data=data,
+        split=split,
         all_classes=options.all_classes,
         labels=Path(options.labels) if options.labels else None,
         views=Views(options.flip, options.scales),
@@ -159,16 +163,15 @@ def evaluated(
     return result if world.is_first else None
 
 
-def _check_lists(options: argparse.Namespace, checkpoint: Path) -> None:
+def check_one_label(option: str, checkpoint: Path) -> None:
     """InputError for an option about the one label of an image, where images have lists of them."""
     from trainyard.training.checkpoint import read_progress
 
-    given = [name for name in ("confusions", "wrong") if getattr(options, name) is not None]
-    if given and read_progress(checkpoint).get("has_lists", False):
+    if read_progress(checkpoint).get("has_lists", False):
         raise InputError(
             "option.beside-lists",
-            "--{option}: is for images with one label each, and these have lists of labels",
-            option=given[0],
+            "{option}: is for images with one label each, and these have lists of labels",
+            option=option,
         )
 
 
@@ -393,20 +396,33 @@ def write_tables(folder: Path, result: "DataSetResult") -> Iterator[Path]:
         write_csv("--out", folder / f"{name}.csv", [*head, *(row.values() for row in rows)])
         yield folder / f"{name}.csv"
     if not _has_lists(result):
-        write_suspects(folder / "suspects.csv", result)
+        write_suspects(folder / "suspects.csv", suspects_of(result))
         yield folder / "suspects.csv"
 
 
-def write_suspects(path: Path, result: "DataSetResult") -> None:
-    """Write the images whose label has a probability below 50%, the highest loss first."""
+class Suspect(NamedTuple):
+    """An image that may have a wrong label."""
+
+    loss: float
+    result: "DataSetResult"
+    prefix: str
+    """Of the weights."""
+    sample: int
+
+
+def suspects_of(result: "DataSetResult") -> list[Suspect]:
+    """The images that may have a wrong label, the highest loss first."""
     from trainyard.training.predictions import suspects
 
-    prefix = _best(result)
-    order = suspects(result.predictions[prefix])
-    losses = result.predictions[prefix].loss
+    columns = result.predictions[prefix := _best(result)]
+    return [Suspect(float(columns.loss[n]), result, prefix, n) for n in suspects(columns)]
+
+
+def write_suspects(path: Path, suspects: Iterable[Suspect]) -> None:
+    """Write a line for each image."""
     lines = (
-        (*line, f"{losses[n]:.4f}")
-        for n, line in zip(order, _lines(result, prefix, order), strict=True)
+        (*next(_lines(result, prefix, [sample])), f"{loss:.4f}")
+        for loss, result, prefix, sample in suspects
     )
     write_csv("--out", path, [(*_COLUMNS, "loss"), *lines])
 

@@ -35,6 +35,8 @@ class Album:
     """As in the run."""
     overlay: Callable[[bytes, int | None], Image.Image] | None = None
     """Draws where the model finds a class, if that is wanted; see Classifier.overlay."""
+    side: int = _SIDE
+    """Most of the longer side, in pixels."""
     _uris: dict[int, str | None] = field(default_factory=dict)
 
     def load(self, samples: Iterable[int]) -> None:
@@ -46,7 +48,7 @@ class Album:
         Image.init()  # not in threads: one would miss formats that another is registering
         with warnings.catch_warnings(), ThreadPoolExecutor(_READ_THREADS) as pool:
             warnings.filterwarnings("ignore", module="PIL")
-            uris = list(pool.map(lambda sample: _uri(reader, sample, self.rendering), wanted))
+            uris = list(pool.map(lambda sample: self._read(reader, sample), wanted))
         self._uris.update(zip(wanted, (uri for uri, _ in uris), strict=True))
         if not any(self._uris.values()):
             self.why_none = f"The validation images cannot be read here ({uris[0][1]})."
@@ -59,7 +61,15 @@ class Album:
         """Where a class is found in a loaded image, as a data URI; None if that is not wanted."""
         if self.overlay is None or self.index is None or self.uri(sample) is None:
             return None
-        return _as_uri(self.overlay(bytes(Reader(self.index).read(sample)), label))
+        return _as_uri(self.overlay(bytes(Reader(self.index).read(sample)), label), self.side)
+
+    def _read(self, reader: Reader, sample: int) -> tuple[str | None, str]:
+        """The thumbnail, or None and the reason."""
+        try:
+            image = whole_image(reader.read(sample), self.rendering)
+        except (InputError, OSError, BadImageError) as error:
+            return None, without_secrets(str(error))
+        return _as_uri(image, self.side), ""
 
     def path(self, sample: int) -> str:
         """The path or URL of a sample's file; "" if the data is not available."""
@@ -119,22 +129,13 @@ def rendering_of(run: Run) -> Rendering:
     return Rendering(**values)
 
 
-def _uri(reader: Reader, sample: int, rendering: Rendering) -> tuple[str | None, str]:
-    """The thumbnail, or None and the reason."""
-    try:
-        image = whole_image(reader.read(sample), rendering)
-    except (InputError, OSError, BadImageError) as error:
-        return None, without_secrets(str(error))
-    return _as_uri(image), ""
-
-
-def _as_uri(image: Image.Image) -> str:
+def _as_uri(image: Image.Image, side: int) -> str:
     buffer = io.BytesIO()
     if max(image.size) <= _SMALL:
         image.save(buffer, "PNG", optimize=True)
         kind = "png"
     else:
-        image.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS, reducing_gap=3)
+        image.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=3)
         image.save(buffer, "WEBP", quality=_QUALITY, method=6)
         kind = "webp"
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from numpy.typing import NDArray
 from rich.console import Console
@@ -20,7 +20,7 @@ from trainyard.data.index.table import Index
 from trainyard.data.open_datasets import (
     Source,
     open_labelled,
-    open_validation,
+    open_split,
     slow_paths,
     source_of,
     trained_on,
@@ -51,7 +51,9 @@ class EvaluationOptions:
     """Options of an evaluation."""
 
     data: Locations | None = None
-    """None for the recipe's own validation data; several locations are one data set."""
+    """None for the recipe's own data; several locations are one data set."""
+    split: Literal["train", "val"] = "val"
+    """The recipe's own images to take."""
     all_classes: bool = False
     """True if classes that the data lacks may be predicted too."""
     labels: Path | None = None
@@ -227,13 +229,14 @@ def _open(
     where, numbers = options.data, None
     with counter(console, "indexing samples") as progress:
         if where is None:
-            index = open_validation(config.data, classes, world, progress)
+            source = source_of(config.data, options.split)
+            index = open_split(source, world, progress, known=classes)
         else:
             index, numbers = open_labelled(where, classes, world, progress)
     if numbers is not None and options.all_classes:
         numbers = [*numbers, *sorted(set(range(len(classes))) - set(numbers))]
     as_they_are = numbers == list(range(len(classes)))
-    name = str(source_of(config.data, "val") if where is None else Source(where, "data.val"))
+    name = str(source_of(config.data, options.split) if where is None else Source(where, ""))
     data = DataSet(where=name, index=index, numbers=None if as_they_are else numbers)
     with together(world):
         if options.temperature and numbers is not None and len(numbers) < len(classes):
@@ -265,13 +268,13 @@ def _remarks(
     if options.data is not None:
         return
     try:
-        before = read_json(RunDirectory(path.parents[1]).environment)["fingerprints"]["val"]
+        before = read_json(RunDirectory(path.parents[1]).environment)["fingerprints"][options.split]
     except (OSError, ValueError, KeyError, TypeError):  # a checkpoint without its run
         return
     if data.index.fingerprint != before:
         yield (
-            f"{data.where}: differs from the data that validated the run, as images or the recipe "
-            "have changed, or another release divided them: the run may have been trained on some"
+            f"{data.where}: differs from the data of the run, as images or the recipe have "
+            "changed, or another release divided them: the run may have been trained on others"
         )
 
 

@@ -1,0 +1,114 @@
+"""`trainyard suspects`: images that may have a wrong label, and a page to decide on each."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from trainyard.api import evaluation_recipe
+from trainyard.arguments import positive
+from trainyard.cli.evaluate import (
+    Suspect,
+    check_one_label,
+    evaluated,
+    suspects_of,
+    write_suspects,
+)
+from trainyard.cli.options import SECTIONS, add_json, check_suffix, check_target
+from trainyard.cli.printing import naming, print_text
+from trainyard.data.index.corrections import corrected_samples, read_corrections
+from trainyard.printable import how_many
+from trainyard.report.pictures import Album
+from trainyard.report.review import SIDE, Reviewed, write_review
+
+if TYPE_CHECKING:
+    from trainyard.config import RunConfig
+    from trainyard.run.evaluation import DataSetResult
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard suspects` to its parser."""
+    add = parser.add_argument
+    add(
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        help="a run, for the images that it was trained on; or the runs of several folds "
+        "(data.val_fold), each for the images that it was not trained on",
+    )
+    text = "folder for suspects.csv and suspects.html; default: that of the run, or the first"
+    add("--out", metavar="FOLDER", help=text)
+    text = "number of images on the page, the unlikeliest labels first; default: 500"
+    add("--limit", metavar="N", type=positive, default=500, help=text)
+    add_json(parser)
+    parser.epilog = (
+        "A suspect is an image that the model takes for another class, and whose label it gives "
+        "a probability below 50%. On the page one decides by keyboard, and saves a list, which "
+        "data.corrections takes; images in the run's own list are not shown again. A model that "
+        "has learnt all labels by heart shows none: take the runs of folds then."
+    )
+    parser.set_defaults(run_command=suspects, takes_overrides=SECTIONS)
+    parser.set_defaults(data=None, labels=None, all_classes=False, ema=None)  # of `evaluate`
+    parser.set_defaults(confusions=None, flip=False, scales=(1.0,))
+
+
+def suspects(options: argparse.Namespace) -> int:
+    """Run `trainyard suspects`. Returns the exit code."""
+    check_suffix(options.out, "--out", "")
+    targets = []
+    for options.target in options.runs:
+        targets.append(check_target(options))
+    for _, checkpoint in targets:
+        check_one_label("suspects", checkpoint)
+    images, found = 0, []
+    for folder, checkpoint in targets:
+        split: Literal["train", "val"] = "train" if len(targets) == 1 else "val"
+        if (result := evaluated(options, folder, checkpoint, split=split)) is not None:
+            images += len(result.data.index)
+            found += _undecided(result, evaluation_recipe(folder, options.overrides))
+    if not images:
+        return 0  # another rank than the first
+    found.sort(key=lambda pair: -pair[0].loss)
+    folder = Path(options.out) if options.out else targets[0][0]
+    with naming("--out", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_review(folder / "suspects.html", [row for _, row in found[: options.limit]])
+    write_suspects(folder / "suspects.csv", (one for one, _ in found))
+    _print(options, len(found), images, folder)
+    return 0
+
+
+def _undecided(result: "DataSetResult", config: "RunConfig") -> list[tuple[Suspect, Reviewed]]:
+    """The suspects that the run's list of corrections does not have, also for the page."""
+    index, path = result.data.index, config.data.corrections
+    decided = corrected_samples(index, read_corrections(path)) if path else {}
+    album = Album(index, rendering=config.data.rendering, side=SIDE)
+    found = []
+    for one in suspects_of(result):
+        sample, columns = one.sample, result.predictions[one.prefix]
+        row = Reviewed(
+            file=index.locate(sample)[0],
+            key=int(index.keys_in_file[sample]),
+            label=result.classes[int(index.label[sample])],
+            guess=result.classes[int(columns.guess[sample])],
+            confidence=float(columns.confidence[sample]),
+            classes=result.classes,
+            album=album,
+            sample=sample,
+        )
+        found += [] if sample in decided else [(one, row)]
+    return found
+
+
+def _print(options: argparse.Namespace, count: int, images: int, folder: Path) -> None:
+    page, table = folder / "suspects.html", folder / "suspects.csv"
+    if options.json:
+        record = {"suspects": count, "images": images, "csv": str(table), "page": str(page)}
+        print(json.dumps(record))
+        return
+    what = f"{how_many(count, 'image')} of {images:,} may have a wrong label: {table}"
+    print_text(
+        what,
+        f"{page}: open it in a browser, decide, save the list, and train again with "
+        "--data.corrections LIST.csv",
+    )
