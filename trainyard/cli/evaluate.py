@@ -245,7 +245,9 @@ def _wrong(result: "DataSetResult", count: int) -> list[dict[str, Any]]:
     order = wrong[(-columns.loss[wrong]).argsort(kind="stable")][:count].tolist()
     rows = (dict(zip(_COLUMNS, line, strict=True)) for line in _lines(result, prefix, order))
     keys = ("file", "offset", "class", "guess")
-    return [{k: row[k] for k in keys} | {"confidence": float(str(row["confidence"]))} for row in rows]
+    return [
+        {k: row[k] for k in keys} | {"confidence": float(str(row["confidence"]))} for row in rows
+    ]
 
 
 def _reliability(columns: "Predictions") -> list[dict[str, Any]]:

@@ -49,14 +49,15 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.set_defaults(run_command=suspects, takes_overrides=SECTIONS)
     parser.set_defaults(data=None, labels=None, all_classes=False, ema=None)  # of `evaluate`
-    parser.set_defaults(confusions=None, flip=False, scales=(1.0,))
+    parser.set_defaults(confusions=None, wrong=None, flip=False, scales=(1.0,))
 
 
 def suspects(options: argparse.Namespace) -> int:
     """Run `trainyard suspects`. Returns the exit code."""
     check_suffix(options.out, "--out", "")
     targets = []
-    for options.target in options.runs:
+    for run in options.runs:
+        options.target = run
         targets.append(check_target(options))
     for _, checkpoint in targets:
         check_one_label("suspects", checkpoint)
