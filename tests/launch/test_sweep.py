@@ -25,8 +25,10 @@ from trainyard.cli.sweep import _is_done, combinations, means_of, values_of
 from trainyard.config import check as check_recipe
 from trainyard.config import keys_set, load_recipe, override
 from trainyard.errors import STOPS
+from trainyard.launch import sweep as processes
 from trainyard.launch.job import Job
 from trainyard.launch.sweep import End, gpus, run_jobs
+from trainyard.report.halving import better_half, shares
 from trainyard.report.listing import Row, State
 
 # --- the combinations ---
@@ -62,6 +64,33 @@ def test_each_combination_is_a_run_named_by_what_varies() -> None:
     names = [each.name for each in found]
     assert names == [f"lr={lr},seed={seed}" for lr in ("1e-3", "3e-3") for seed in "01"]
     assert found[1].overrides == {"optim.lr": "1e-3", "run.length": "1 epoch", "run.seed": "1"}
+
+
+def test_draws_are_the_same_ones_first_within_their_ranges() -> None:
+    keys = {"optim.lr": "log:1e-4..1e-2", "batch.size": "uniform:16..64", "run.seed": "1,2"}
+    few, many = (combinations(keys, count) for count in (3, 40))
+    assert [one.overrides for one in many[:3]] == [one.overrides for one in few]
+    rates = [float(one.overrides["optim.lr"]) for one in many]
+    assert all(1e-4 <= rate <= 1e-2 for rate in rates)
+    assert 10 <= sum(rate < 1e-3 for rate in rates) <= 30  # half of them, by the logarithm
+    assert all(16 <= int(one.overrides["batch.size"]) <= 64 for one in many)
+    assert {one.overrides["run.seed"] for one in many} == {"1", "2"}
+    assert len(combinations({"run.seed": "1,2,3"}, 50)) == 3
+    for text, code, trials in (
+        ("log:1e-4..1e-2", "sweep.range-without-trials", None),
+        ("log:0..1", "sweep.bad-range", 2),
+        ("uniform:2..1", "sweep.bad-range", 2),
+        ("uniform:2", "sweep.bad-range", 2),
+    ):
+        with raises(code, key="optim.lr", value=text):
+            combinations({"optim.lr": text}, trials)
+
+
+def test_the_better_half_has_the_higher_means() -> None:
+    assert shares(8) == [0.125, 0.25, 0.5, 1] and shares(3) == [0.5, 1] and shares(1) == [1]
+    scores = {"a": [0.1, 0.5], "b": [0.9], "c": [None], "d": [0.4], "e": [0.2]}
+    assert better_half(scores) == ["b", "d"]
+    assert better_half({"a": [None]}) == []
 
 
 def test_names_are_those_of_folders() -> None:
@@ -299,6 +328,34 @@ def test_a_sweep_compares_its_runs_and_does_what_is_left(
     assert run(*base, "--optim.lr", "0.3,0.1,0.2") == 0
     assert len(json.loads(capfd.readouterr().out)["runs"]) == 3
     assert newest(failed).stat().st_mtime == before
+
+
+@pytest.mark.slow
+def test_a_run_that_waited_is_a_run_that_was_never_stopped(
+    digits: Path, tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four runs, of which two and then one go on: the last one has the weights of a run alone."""
+    monkeypatch.setattr(processes, "_LOOK_S", 0.05)
+    length = ("--run.length", "120 steps", "--run.eval_every", "10 steps", "--data.threads", "1")
+    base = ("debug", "--data", digits, *length, "--schedule.warmup", "0 steps")
+    parent = tmp_path / "all"
+    sweep = ("sweep", *base, "--runs", parent, "--halve", "--json")
+    assert run(*sweep, "--optim.lr", "1e-7,0.01,0.02,1e-6") == 0
+    said = capfd.readouterr()
+    rows = {row["name"]: row for row in json.loads(said.out.splitlines()[-1])["runs"]}
+    assert sorted(row["state"] for row in rows.values()) == ["done", *["interrupted"] * 3]
+    (best,) = (row for row in rows.values() if row["state"] == "done")
+    assert 30 <= min(row["step"] for row in rows.values()) < 120
+    assert said.err.count("go on") == 2
+    alone = tmp_path / "alone"
+    assert run("train", *base, f"--optim.{best['name']}", "--run", alone) == 0
+    weights = [newest(each) / "model.safetensors" for each in (parent / best["name"], alone)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    capfd.readouterr()
+    assert run(*sweep, "--optim.lr", "1e-7,0.01,0.02,1e-6") == 0
+    assert "waits" not in capfd.readouterr().err
+    never = (*sweep[:-1], "--optim.lr", "1,2", "--run.eval_every", "0 steps")
+    check(refused(*never), "sweep.halve-without-evaluations")
 
 
 @pytest.mark.slow

@@ -2,14 +2,17 @@
 
 import argparse
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
+from random import Random
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trainyard.arguments import positive
 from trainyard.cli.options import add_json, loading
 from trainyard.cli.printing import print_text
 from trainyard.cli.runs import print_runs
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 _CLOSES = {"[": "]", "{": "}", "(": ")"}
 _MOST_LETTERS = 40  # of a value in the name of a folder
+_TRIES = 100  # for each combination that is drawn
 _DONE = ("done", "ended early")
 
 
@@ -58,6 +62,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     add("recipe", metavar="RECIPE", help="a built-in name or a path to a TOML file")
     add("--data", metavar="LOCATION", action="append", help="as of trainyard train")
     add("--runs", metavar="DIR", help="folder of the runs (runs/NAME-sweep)")
+    text = "draw N combinations, of ranges too: --optim.lr log:1e-4..1e-2 or uniform:0..0.3"
+    add("--trials", metavar="N", type=positive, help=text)
+    text = "let the better half of the runs go on, after each of several parts of the training"
+    add("--halve", action="store_true", help=text)
     add("--dry-run", action="store_true", help="print what would be started")
     add_json(parser)
     modes = parser.add_mutually_exclusive_group()
@@ -74,7 +82,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def sweep(options: argparse.Namespace) -> int:
     """Run `trainyard sweep`. Returns the exit code."""
-    runs = combinations(options.overrides)
+    runs = combinations(options.overrides, options.trials)
     each = [argparse.Namespace(**vars(options) | {"overrides": run.overrides}) for run in runs]
     configs = [*map(config_of, each)]
     _check_parts(runs, configs)
@@ -91,7 +99,8 @@ def sweep(options: argparse.Namespace) -> int:
     left = [job for job, is_open in zip(jobs, is_left, strict=True) if is_open]
     if len(left) < len(jobs):
         print_line(f"{len(jobs) - len(left)} of {len(jobs)} runs are complete already")
-    failed, received = _run(left, options) if left else ({}, None)
+    settings = {job: run.repeats for job, run in zip(jobs, runs, strict=True)}
+    failed, received = _halved(settings, configs, options) if options.halve else _run(left, options)
     rows = _rows([job.run for job in jobs])
     repeats = {str(job.run): run.repeats for job, run in zip(jobs, runs, strict=True)}
     _show(rows, means_of(rows, repeats), parent, options)
@@ -115,15 +124,25 @@ def sweep(options: argparse.Namespace) -> int:
 # --- the combinations ---
 
 
-def combinations(overrides: Mapping[str, str]) -> list[Combination]:
-    """A run for each combination of values, the last key varying fastest.
+def combinations(overrides: Mapping[str, str], trials: int | None = None) -> list[Combination]:
+    """A run for each combination of values, the last key varying fastest, or for each of `trials`
+    that are drawn: more of them have the same ones first.
 
     RecipeError if no key has several values, or a list among them has no brackets.
     """
     from trainyard.compare import REPEATS
 
     values = {key: values_of(key, text) for key, text in overrides.items()}
-    varied = [key for key, by_name in values.items() if len(by_name) > 1]
+    ranges = {key: found for key, texts in values.items() if (found := _range(key, texts[0]))}
+    varied = [key for key, texts in values.items() if len(texts) > 1 or key in ranges]
+    if ranges and trials is None:
+        key = next(iter(ranges))
+        raise RecipeError(
+            "sweep.range-without-trials",
+            "--{key} {value}: is a range, of which --trials N draws N values",
+            key=key,
+            value=values[key][0],
+        )
     if not varied:
         raise RecipeError(
             "sweep.nothing-varies",
@@ -134,13 +153,65 @@ def combinations(overrides: Mapping[str, str]) -> list[Combination]:
         short if names.count(short) == 1 else key for short, key in zip(names, varied, strict=True)
     ]
     by_name: dict[str, Combination] = {}
-    for chosen in product(*values.values()):
+    every = product(*values.values()) if trials is None else _drawn(values, ranges, trials)
+    for chosen in every:
         by_key = dict(zip(values, chosen, strict=True))
         parts = [(label, by_key[key]) for label, key in zip(labels, varied, strict=True)]
         name = _unique(",".join(f"{label}={_in_name(value)}" for label, value in parts), by_name)
         beside = (f"{key}={by_key[key]}" for key in varied if key not in REPEATS)
         by_name[name] = Combination(name, by_key, ", ".join(beside))
     return [*by_name.values()]
+
+
+def _range(key: str, text: str) -> tuple[bool, float, float] | None:
+    """Whether a range is logarithmic, and its limits; None for a value. RecipeError if wrong."""
+    kind, colon, limits = text.partition(":")
+    if kind not in ("log", "uniform") or not colon:
+        return None
+    try:
+        low, high = map(float, limits.split(".."))
+    except ValueError:
+        low = high = 0.0
+    if not (kind == "uniform" or low > 0) or not low < high:
+        raise RecipeError(
+            "sweep.bad-range",
+            "--{key} {value}: write log:LOW..HIGH, above 0, or uniform:LOW..HIGH",
+            key=key,
+            value=text,
+        )
+    return kind == "log", low, high
+
+
+def _drawn(
+    values: Mapping[str, Sequence[str]],
+    ranges: Mapping[str, tuple[bool, float, float]],
+    trials: int,
+) -> Iterator[tuple[str, ...]]:
+    """Combinations, each another one; fewer than `trials` if there are no more."""
+    seen = set[tuple[str, ...]]()
+    for number in range(_TRIES * trials):
+        chosen = tuple(
+            _draw(Random(f"{number} {key}"), texts, ranges.get(key))
+            for key, texts in values.items()
+        )
+        if chosen not in seen:
+            yield chosen
+        seen.add(chosen)
+        if len(seen) == trials:
+            return
+
+
+def _draw(random: Random, texts: Sequence[str], limits: tuple[bool, float, float] | None) -> str:
+    if limits is None:
+        return random.choice(texts)
+    is_log, low, high = limits
+    value = (
+        math.exp(random.uniform(math.log(low), math.log(high)))
+        if is_log
+        else random.uniform(low, high)
+    )
+    is_whole = texts[0].partition(":")[2].replace("..", "").isdigit()
+    return str(round(value)) if is_whole else f"{value:.4g}"
 
 
 def values_of(key: str, text: str) -> list[str]:
@@ -237,10 +308,59 @@ def _is_done(run: Path, config: "RunConfig") -> bool:
     return True
 
 
-def _run(jobs: Sequence[Job], options: argparse.Namespace) -> tuple[dict[str, int], int | None]:
-    """The exit codes of runs that failed, by name, and the number of a signal that ended all."""
-    from trainyard.launch.sweep import gpus, run_jobs
+def _halved(
+    settings: Mapping[Job, str], configs: "Sequence[RunConfig]", options: argparse.Namespace
+) -> tuple[dict[str, int], int | None]:
+    """As `_run`, but after each part of the training the better half of the settings goes on."""
+    from trainyard.report.halving import better_half, score_at, shares
 
+    for config in configs:
+        _check_halves(config)
+    left, failed = [*dict.fromkeys(settings.values())], dict[str, int]()
+    for share in shares(len(left)):
+        jobs = [job for job, setting in settings.items() if setting in left]
+        some, received = _run(
+            [job for job in jobs if score_at(job.run, share) is None], options, share
+        )
+        failed |= some
+        if received is not None or share == 1:
+            return failed, received
+        scores = {
+            one: [score_at(job.run, share) for job in jobs if settings[job] == one] for one in left
+        }
+        left = better_half(scores)
+        on = f"{len(left)} of {len(scores)} go on: {'; '.join(left)}"
+        print_line(f"after {share:.4g} of the training {on}")
+    return failed, None
+
+
+def _check_halves(config: "RunConfig") -> None:
+    """RecipeError for a run that is not evaluated before its end."""
+    from trainyard.course import amount_of
+
+    every, length = amount_of(config.run.eval_every), amount_of(config.run.length)
+    if length is None or length[1] == "%" or (every is not None and not every[0]):
+        raise RecipeError(
+            "sweep.halve-without-evaluations",
+            "--halve: run.eval_every = {every!r}, run.length = {length!r}: it compares evaluations "
+            "before the end, at shares of a length in epochs, steps or samples",
+            every=config.run.eval_every,
+            length=config.run.length,
+        )
+
+
+def _run(
+    jobs: Sequence[Job], options: argparse.Namespace, share: float = 1.0
+) -> tuple[dict[str, int], int | None]:
+    """The exit codes of runs that failed, by name, and the number of a signal that ended all.
+
+    `share`: of the training, after which a run is stopped.
+    """
+    from trainyard.launch.sweep import gpus, run_jobs
+    from trainyard.report.halving import score_at
+
+    if not jobs:
+        return {}, None
     with loading():
         count = num_gpus()
     devices = gpus(count)[: len(jobs)] if count > 1 else [""]
@@ -255,10 +375,15 @@ def _run(jobs: Sequence[Job], options: argparse.Namespace) -> tuple[dict[str, in
             failed[name] = end.code
             print_line(f"{name} has ended with exit code {end.code}")
         elif len(devices) > 1:
-            print_line(f"{name} is complete")
+            print_line(f"{name} is complete" if share == 1 else f"{name} waits")
+
+    def is_enough(number: int) -> bool:
+        return share < 1 and score_at(jobs[number].run, share) is not None
 
     is_quiet = options.json or len(devices) > 1
-    received = run_jobs(jobs, devices, is_quiet=is_quiet, on_start=on_start, on_end=on_end)
+    received = run_jobs(
+        jobs, devices, is_quiet=is_quiet, on_start=on_start, on_end=on_end, is_enough=is_enough
+    )
     return failed, received
 
 

@@ -2,6 +2,7 @@
 
 import os
 import queue
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from functools import partial
 from types import FrameType
 from typing import NamedTuple
 
-from trainyard.errors import STOPS
+from trainyard.errors import STOPS, Stopped
 from trainyard.files import RunDirectory
 from trainyard.launch.exit_codes import meaning_of
 from trainyard.launch.job import Job
@@ -18,6 +19,7 @@ from trainyard.launch.signals import handling, next_event
 from trainyard.parent import FIRST_RUN, LAUNCHER
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_LOOK_S = 0.5
 
 
 class End(NamedTuple):
@@ -42,12 +44,13 @@ def run_jobs(
     is_quiet: bool,
     on_start: Callable[[int], None],
     on_end: Callable[[End], None],
+    is_enough: Callable[[int], bool] = lambda number: False,
 ) -> int | None:
     """Run jobs, as many at a time as there are `devices`: GPUs, or one that is "", for any.
 
     With several, each job has an equal share of the cores too. `is_quiet`: nothing of the jobs'
-    stdout is shown. A signal that ends a run goes to the jobs, which save; no further one starts.
-    Returns its number, or None.
+    stdout is shown. A job that `is_enough` is told to save and stop, and its code is 0. A signal
+    that ends a run goes to the jobs, which save; no further one starts. Returns its number or None.
     """
     events: queue.SimpleQueue[End | int] = queue.SimpleQueue()
     running: dict[int, tuple[subprocess.Popen[bytes], str]] = {}
@@ -65,7 +68,7 @@ def run_jobs(
                 first = str(RunDirectory(jobs[0].run).metrics) if number else ""
                 process = _start(jobs[number], device, devices, first=first, is_quiet=is_quiet)
                 running[number] = process, device
-                end = partial(_await, process, number, events)
+                end = partial(_await, process, number, events, is_enough)
                 threading.Thread(target=end, daemon=True).start()
             event = next_event(events)
             if isinstance(event, int):
@@ -103,6 +106,17 @@ def _give_cores(process: "subprocess.Popen[bytes]", slot: int, count: int) -> No
 
 
 def _await(
-    process: "subprocess.Popen[bytes]", number: int, events: "queue.SimpleQueue[End | int]"
+    process: "subprocess.Popen[bytes]",
+    number: int,
+    events: "queue.SimpleQueue[End | int]",
+    is_enough: Callable[[int], bool],
 ) -> None:
-    events.put(End(number, meaning_of(process.wait())))
+    is_told = False
+    while process.poll() is None:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LOOK_S)
+        if not is_told and process.returncode is None and is_enough(number):
+            process.send_signal(signal.SIGTERM)
+            is_told = True
+    code = meaning_of(process.returncode)
+    events.put(End(number, 0 if is_told and code == Stopped.exit_code else code))

@@ -76,10 +76,18 @@ class Run:
 
     def share_done(self) -> float | None:
         """Share of `run.length` that is done, 0 to 1; None if not known."""
+        last = [*self.history.train[-1:], *self.history.val[-1:]]
+        return max(
+            (share for one in last or [{}] if (share := self.share_of(one)) is not None),
+            default=None,
+        )
+
+    def share_of(self, report: Report) -> float | None:
+        """Share of `run.length` that was done at a report, 0 to 1; None if not known."""
         amount, unit = amount_of(str(self.recipe.get("run.length", ""))) or (0, "")
         if not amount or unit == "%":
             return None
-        done = self._furthest("samples" if unit == "sample" else unit)
+        done = number(report, "samples" if unit == "sample" else unit) or 0.0
         return min(done / float(amount), 1.0)
 
     @property
