@@ -174,14 +174,7 @@ def evaluate_checkpoint(
         calibrated = _calibrated(
             config, feeds, data, models, options=options, path=path, console=console
         )
-        title, index, views = f"evaluating on {data.where}", data.index, options.views
-        with shown(config, feeds, index, title=title, console=console) as batches:
-            by_prefix = {prefix_of(name): model for name, model in models.items()}
-            bad: list[BadSample] = []
-            noted = counted(batches, 1, len(index), lambda batch, _: bad.extend(batch.bad))
-            scores = predict(
-                config, feeds, noted, by_prefix, index=index, numbers=data.numbers, views=views
-            )
+        scores, bad = _predicted(config, feeds, data, models, views=options.views, console=console)
         unread = LeftOut()
         for _, file, _, reason in sorted({row for of in gather(world, bad) for row in of}):
             unread.add(reason, file)
@@ -189,6 +182,25 @@ def evaluate_checkpoint(
             return _result(
                 data, scores, classes, options, unread=unread, best=best, calibrated=calibrated
             )
+
+
+def _predicted(
+    config: RunConfig,
+    feeds: Feeds,
+    data: DataSet,
+    models: Mapping[str, nn.Module],
+    *,
+    views: Views,
+    console: Console,
+) -> tuple[dict[str, Predictions] | dict[str, LabelScores], list[BadSample]]:
+    """The predictions of models by prefix, and the images of this rank that cannot be read."""
+    title, index, bad = f"evaluating on {data.where}", data.index, list[BadSample]()
+    with shown(config, feeds, index, title=title, console=console) as batches:
+        by_prefix = {prefix_of(name): model for name, model in models.items()}
+        noted = counted(batches, 1, len(index), lambda batch, _: bad.extend(batch.bad))
+        numbers = data.numbers
+        found = predict(config, feeds, noted, by_prefix, index=index, numbers=numbers, views=views)
+    return found, bad
 
 
 def _calibrated(
