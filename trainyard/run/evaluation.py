@@ -39,6 +39,7 @@ from trainyard.run.pretrained import choose_weights
 from trainyard.run.temperature import Temperatures, calibrate
 from trainyard.training import checkpoint
 from trainyard.training.evaluate import ONE_VIEW, Views
+from trainyard.training.label_scores import LabelScores
 from trainyard.training.precision import use_precision
 from trainyard.training.predictions import Predictions, reassessed_top1, summary
 from trainyard.training.reliability import calibration_error, wilson
