@@ -166,7 +166,7 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> list[Tile]:
     """The images that a sheet draws."""
     drawn: list[Tile] = []
 
-    def note(found: list[Tile], columns: int, title: Any, *, count: int) -> Image.Image:
+    def note(found: list[Tile], columns: int, title: Any, **options: int) -> Image.Image:
         drawn.extend(found)
         return Image.new("RGB", (8, 8))
 
@@ -206,6 +206,22 @@ def test_the_pixels_are_those_of_a_run(digits: Path, tiles: list[Tile]) -> None:
             assert np.abs(np.asarray(tile.picture) - expected).max() < 1
             assert (tile.name, tile.detail) == (stored.name, f"epoch {epoch + 1}")
     assert not np.array_equal(np.asarray(tiles[1].picture), np.asarray(tiles[2].picture))
+
+
+def test_the_first_batch_is_that_of_a_run(digits: Path, tiles: list[Tile]) -> None:
+    """Its order, crops and partners of mixing; of a larger batch only the beginning is read."""
+    config = load_recipe("digits", AUGMENTED | {"augment.mixup": "1.0", "data.balance": "0.5"})
+    index = open_index(str(digits / "train"))
+    plan = training_plan(config.data, index, global_batch=64, seed=0)
+    feeds = build_feeds(config, World(), CPU)
+    with feeds.train(index, plan, build_run_course(config, len(index))) as feed:
+        feed.seek(0, 0)
+        wanted = [*augmented._tiles(next(iter(feed)), index, feeds)]
+    augmented.first_batch(index, plan, feeds, size=config.data.image_size, count=9, title=("", ""))
+    assert len(tiles) == 9 and any("%" in tile.name for tile in tiles)
+    for tile, other in zip(tiles, wanted, strict=False):
+        assert tile[1:] == other[1:]
+        assert np.array_equal(np.asarray(tile.picture), np.asarray(other.picture))
 
 
 def test_mixed_images_name_their_shares(digits: Path, tiles: list[Tile]) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.command_line import SHORT, Capture, run, shown
 from tests.errors import check, refused
 from trainyard.classifier import load
 from trainyard.errors import DiskError
+from trainyard.report.images import _colour
 from trainyard.report.pictures import _as_uri, open_album
 from trainyard.report.runs import read_runs
 from trainyard.training.recorded import load_recorded
@@ -84,6 +86,36 @@ def test_maps_lie_beside_the_pictures(copied: Path, tmp_path: Path) -> None:
     assert index is not None
     content = Path(index.locate(sample)[0]).read_bytes()
     assert _as_uri(load(copied).overlay(content, int(recorded.scores.guess[sample]))) in maps
+
+
+def test_pictures_lie_beside_the_report(copied: Path, tmp_path: Path, capsys: Capture) -> None:
+    page = tmp_path / "pages" / "of mine.html"
+    page.parent.mkdir()
+    told = json.loads(shown(capsys, "report", copied, "--out", page, "--png", "--json"))
+    names = [f"of mine-{name}.png" for name in ("curves", "confusion", "worst", "batch")]
+    assert told["pictures"] == [str(page.parent / name) for name in names]
+    assert {path.name for path in page.parent.iterdir()} == {page.name, *names}
+    colours = {}
+    for path in map(Path, told["pictures"]):
+        with Image.open(path) as image:
+            assert image.format == "PNG" and 600 <= image.width <= 1200
+            assert image.getpixel((0, 0)) == (255, 255, 255)
+            colours[path.name] = {colour for _, colour in image.getcolors(1 << 20) or ()}
+    lines = {_colour(f"c{n}") for n in range(3)}  # training, validation, average
+    assert lines <= colours[names[0]]
+    assert _colour("red", 0.07) in colours[names[1]] or _colour("red", 0.14) in colours[names[1]]
+
+
+def test_pictures_that_cannot_be_made_are_named(
+    copied: Path, digits: Path, capsys: Capture
+) -> None:
+    recipe = (copied / "recipe.toml").read_text()
+    (copied / "recipe.toml").write_text(recipe.replace(str(digits), "/nowhere/at/all"))
+    assert run("report", copied, "--png") == 0
+    said = capsys.readouterr()
+    assert {path.name for path in copied.glob("*.png")} == {"curves.png", "confusion.png"}
+    assert "no worst.png: " in said.err and "no batch.png: " in said.err
+    assert said.err.count("/nowhere/at/all") == 2
 
 
 def test_maps_need_a_checkpoint(copied: Path) -> None:

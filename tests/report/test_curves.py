@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from tests.report.histories import train_report, write_run
-from trainyard.report.curves import Points, axes_of, curve_of, extremes, interval_means
+from trainyard.report.curves import (
+    Points,
+    axes_of,
+    curve_of,
+    extremes,
+    interval_means,
+    smoothed,
+)
 from trainyard.report.runs import Group, groups_of, read_runs
 
 pytestmark = pytest.mark.slow
@@ -35,6 +42,16 @@ def test_extremes_are_points_of_the_curve_and_few_points_stay() -> None:
     few = extremes(points, 300)
     assert (points.values[few.steps.astype(int)] == few.values).all()
     assert extremes(points, 5000) is points
+
+
+def test_smoothing_is_a_mean_over_a_symmetric_window() -> None:
+    """As that of charts.js, which test_browser.py compares with the same loop."""
+    steps = np.sort(RANDOM.choice(5000, 300, replace=False)).astype(float)
+    values = RANDOM.standard_normal(300)
+    found = smoothed(Points(steps, values), 0.05).values
+    for n, step in enumerate(steps):
+        half = min(0.025 * np.ptp(steps), step - steps[0], steps[-1] - step)
+        assert found[n] == pytest.approx(values[np.abs(steps - step) <= half + 1e-9].mean())
 
 
 def test_interval_means_keep_the_mean() -> None:

@@ -4,9 +4,9 @@ import argparse
 import json
 from pathlib import Path
 
-from trainyard.cli.options import add_json, check_suffix
+from trainyard.cli.options import add_json, check_suffix, loading
 from trainyard.files import check_run
-from trainyard.printable import printable
+from trainyard.printable import print_line, printable
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +27,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--cam",
         action="store_true",
         help="also show where the model finds the class that it takes an image for (Grad-CAM)",
+    )
+    add(
+        "--png",
+        action="store_true",
+        help="also write curves.png, confusion.png, worst.png and batch.png, the first batch as "
+        "training sees it, beside the report; FILE-curves.png, ... beside FILE.html",
     )
     add_json(parser)
     parser.epilog = (
@@ -49,8 +55,24 @@ def report(options: argparse.Namespace) -> int:
     out = Path(options.out) if options.out else None
     path = write_report(folders, out, suspects=suspects, cam=options.cam)
     size = path.stat().st_size
+    pictures = _write_pictures(folders, path) if options.png else []
     if options.json:
-        print(json.dumps({"report": str(path), "bytes": size, "runs": options.runs}))
+        told = {"report": str(path), "bytes": size, "runs": options.runs}
+        print(json.dumps(told | ({"pictures": pictures} if options.png else {})))
     else:
         print(printable(f"{path} ({size / 1e6:.1f} MB): open it in a browser"))
+        for picture in pictures:
+            print(printable(picture))
     return 0
+
+
+def _write_pictures(folders: list[Path], page: Path) -> list[str]:
+    """The pictures that are written; why there is none of the others is printed."""
+    with loading():
+        from trainyard.report.images import write_images
+
+    written = write_images(folders, page)
+    for path, reason in written.items():
+        if reason:
+            print_line(f"no {path.name}: {reason}")
+    return [str(path) for path, reason in written.items() if not reason]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,11 +13,14 @@ from trainyard.course import build_course
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader, read_ahead
 from trainyard.data.sampler.plan import EndlessPlan
-from trainyard.datasets.contact_sheet import Ids, Tile, sheet_of, stored_tile
+from trainyard.datasets.contact_sheet import CHAT_PIXELS, Ids, Tile, sheet_of, stored_tile
+from trainyard.image_size import ImageSize
 
 if TYPE_CHECKING:  # the loader process reads the plan below, and has no torch
     from trainyard.data.batch import Batch
     from trainyard.data.feeds import Feeds
+
+_BATCH = 256  # images that are read for a picture of a batch
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ def augmented_sheet(
     with of_sheet.train(index, Visits(samples), course) as feed:
         feed.seek(0, 0)
         for number, batch in enumerate(feed):
-            columns.append([*_tiles(batch, index, number, feeds)])
+            columns.append([*_tiles(batch, index, feeds, f"epoch {number + 1}")])
     contents = read_ahead(Reader(index), samples)
     tiles: list[Tile] = []
     for row, (sample, content) in enumerate(zip(samples.tolist(), contents, strict=True)):
@@ -67,8 +71,29 @@ def augmented_sheet(
     return sheet_of(tiles, visits + 1, title, count=len(tiles))
 
 
-def _tiles(batch: "Batch", index: Index, number: int, feeds: "Feeds") -> Iterator[Tile]:
-    """The tiles of a batch, in its order."""
+def first_batch(
+    index: Index,
+    plan: EndlessPlan,
+    feeds: "Feeds",
+    *,
+    size: ImageSize,
+    count: int,
+    title: Sequence[str],
+) -> Image.Image:
+    """The first images of a plan as the first step of training sees them, four in a row.
+
+    Of a batch above _BATCH images, partners of mixing are among the first ones.
+    """
+    epoch, batch_size = plan.epoch_samples, min(feeds.global_batch, _BATCH)
+    course = build_course("1 steps", epoch_samples=epoch, batch=batch_size, image_size=size)
+    with feeds.train(index, plan, course) as feed:
+        feed.seek(0, 0)
+        tiles = [*islice(_tiles(next(iter(feed)), index, feeds), count)]
+    return sheet_of(tiles, 4, title, count=len(tiles), pixels=CHAT_PIXELS)
+
+
+def _tiles(batch: "Batch", index: Index, feeds: "Feeds", detail: str = "") -> Iterator[Tile]:
+    """The tiles of a batch, in its order, with their ids or another detail."""
     shape = (1, -1, 1, 1)
     mean, std = (
         batch.images_BCHW.new_tensor(values).view(shape)
@@ -83,7 +108,7 @@ def _tiles(batch: "Batch", index: Index, number: int, feeds: "Feeds") -> Iterato
         if lam < 1 and index.lists is None:
             name = f"{lam:.0%} {name}, {1 - lam:.0%} {index.classes[others[row]]}"
         picture = wrong.get(sample) or _image(pixels_BHWC[row])
-        yield Tile(picture, name, f"epoch {number + 1}")
+        yield Tile(picture, name, detail or f"#{sample}")
 
 
 def _image(pixels_HWC: NDArray[np.uint8]) -> Image.Image:

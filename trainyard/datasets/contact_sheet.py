@@ -22,6 +22,7 @@ Ids = NDArray[np.int64]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 _PIXELS = 1_600_000  # of a whole sheet, roughly
+CHAT_PIXELS = 600_000  # of one whose letters can be read when it is 600 pixels wide
 _SIDES = 64, 400  # pixels of a tile, from and to
 _GAP, _MARGIN, _HEAD = 14, 24, 64  # pixels
 _PAPER, _GROUND, _INK, _FAINT, _RED = "#ffffff", "#ececec", "#202020", "#767676", "#c62828"
@@ -61,12 +62,17 @@ def contact_sheet(index: Index, samples: Ids, columns: int, title: Sequence[str]
 
 
 def sheet_of(
-    tiles: Iterable[Tile], columns: int, title: Sequence[str], *, count: int
+    tiles: Iterable[Tile],
+    columns: int,
+    title: Sequence[str],
+    *,
+    count: int,
+    pixels: int = _PIXELS,
 ) -> Image.Image:
-    """`count` tiles as a sheet of 1 to 2 megapixels, row by row; `title` is two lines."""
+    """`count` tiles as a sheet of about so many pixels, row by row; `title` is two lines."""
     columns = max(1, min(columns, count))
     rows = max(1, -(-count // columns))
-    style = _style(rows, columns)
+    style = _style(pixels / (rows * columns))
     width = 2 * _MARGIN + columns * (style.side + _GAP) - _GAP
     height = _MARGIN + _HEAD + rows * (style.side + style.caption + _GAP) - _GAP + _MARGIN
     sheet = Image.new("RGB", (width, height), _PAPER)
@@ -90,9 +96,9 @@ class _Style(NamedTuple):
     detail: Font
 
 
-def _style(rows: int, columns: int) -> _Style:
-    cell = math.sqrt(_PIXELS / (rows * columns) / 1.2)
-    side = min(max(round(cell) - _GAP, _SIDES[0]), _SIDES[1])
+def _style(pixels: float) -> _Style:
+    """Of a tile with so many pixels."""
+    side = min(max(round(math.sqrt(pixels / 1.2)) - _GAP, _SIDES[0]), _SIDES[1])
     size = min(max(side // 10, 10), 16)  # of the letters, pixels
     name, detail = ImageFont.load_default(size), ImageFont.load_default(size - 2)
     return _Style(side, 2 * size + 14, name, detail)

@@ -119,3 +119,13 @@ def interval_means(points: Points, count: int) -> Points:
         return points
     columns = (np.array_split(column, count) for column in points)
     return Points(*(np.array([part.mean() for part in parts]) for parts in columns))
+
+
+def smoothed(points: Points, share: float) -> Points:
+    """The mean over a window around each point, `share` of the range of steps wide: charts.js."""
+    steps, values = points
+    to_ends = np.minimum(steps - steps[0], steps[-1] - steps)
+    half = np.minimum(share * np.ptp(steps) / 2, to_ends) + 1e-9
+    first, stop = np.searchsorted(steps, steps - half), np.searchsorted(steps, steps + half)
+    sums = np.concatenate([[0.0], values.cumsum()])
+    return Points(steps, (sums[stop] - sums[first]) / (stop - first))

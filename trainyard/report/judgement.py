@@ -11,7 +11,7 @@ from trainyard.training.recorded import Recorded
 from trainyard.training.reliability import Bin, calibration_error, reliability
 
 WHOLE, _PART = 25, 16  # classes of a whole matrix, and of the part that is shown of a larger one
-_FEW = 10  # columns with horizontal names
+FEW = 10  # columns with horizontal names
 _SHADES = 0.0, 0.02, 0.1, 0.3  # shares of a class above which a cell is darker
 _SIDE = 100  # units of the diagram
 _TICKS = range(0, 101, 20)  # percent
@@ -59,8 +59,8 @@ def matrix_table(matrix: Matrix) -> Html:
         of = tag("span", f"{counts.sum():,}", class_="detail")
         rows.append([join(matrix.names[number], " ", of), *map(_cell, matrix.cells(number))])
     caption = f"Images by their class (rows) and the model's guess (columns){matrix.which}"
-    many = " many" if len(matrix.names) > _FEW else ""
-    head = ["", *matrix.names]
+    many = " many" if len(matrix.names) > FEW else ""
+    head = ["", *(tag("span", name) for name in matrix.names)]
     return table(head, rows, caption=caption, numbers=1, class_=f"matrix{many}")
 
 

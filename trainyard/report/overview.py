@@ -32,16 +32,26 @@ def _signs(run: Run, is_named: bool) -> list[str]:
     return [*run.notes, *([f"{run.name}: {text}" if is_named else text] if of_run else [])]
 
 
-def _result(run: Run) -> Html:
-    """The value that decides at the best evaluation, its interval and its number of images."""
-    best, by, prefix = run.best_evaluation, run.best_by, run.best_prefix
-    value, count = number(best, f"{prefix}{by}"), int(number(best, "evaluated") or 0)
+def result_of(run: Run) -> tuple[str, str] | None:
+    """The value that decides at the best evaluation, and of what it is; None before the first."""
+    best, prefix = run.best_evaluation, run.best_prefix
+    value, count = number(best, f"{prefix}{run.best_by}"), int(number(best, "evaluated") or 0)
     if value is None:
-        return about("Not evaluated yet.")
+        return None
     average = " of the moving average (EMA)" if prefix else ""
     images = f" on {how_many(count, 'validation image')}" if count else ""
-    line = tag("p", tag("b", f"{value:.2%}", class_="figure"), f" {METRICS[by]}{average}{images}")
-    low, high = wilson(value, count)
+    return f"{value:.2%}", f"{METRICS[run.best_by]}{average}{images}"
+
+
+def _result(run: Run) -> Html:
+    """The result with its interval."""
+    result = result_of(run)
+    if result is None:
+        return about("Not evaluated yet.")
+    line = tag("p", tag("b", result[0], class_="figure"), f" {result[1]}")
+    best, by, prefix = run.best_evaluation, run.best_by, run.best_prefix
+    count = int(number(best, "evaluated") or 0)
+    low, high = wilson(best[f"{prefix}{by}"], count)
     seconds = {"top1": "top5" if run.shows_top5 else "balanced_accuracy", "map": "macro_f1"}
     second = seconds.get(by, "map" if "map" in best else "top1")
     other = number(best, f"{prefix}{second}")

@@ -17,7 +17,7 @@ from trainyard.report.markup import Html, about, as_json, join, switch, tag
 from trainyard.report.overview import overview_section
 from trainyard.report.pictures import open_album
 from trainyard.report.predictions import TABLES, Section, predictions_sections
-from trainyard.report.runs import Group, Run, groups_of, read_runs
+from trainyard.report.runs import Group, Run, best_recorded, groups_of, read_runs
 from trainyard.report.suspects import suspects_section
 from trainyard.training.weight_names import label_of
 
@@ -82,17 +82,11 @@ def page(runs: Sequence[Run], further: Sequence[Section] = (), *, cam: bool = Fa
 
 
 def _mistakes(runs: Sequence[Run], *, cam: bool) -> tuple[list[Section], dict[str, Any]]:
-    """Sections and data on the best run among those with predictions.
-
-    By the value that decides in all of them, or else by top-1 or mAP.
-    """
-    saved = [(run, run.recorded) for run in runs if run.recorded is not None]
-    if not saved:
+    """Sections and data on the best run among those with predictions."""
+    best = best_recorded(runs)
+    if best is None:
         return [], {}
-    kinds = {run.best_by for run, _ in saved}
-    key = "top1" if any(run.best("top1") for run, _ in saved) else "map"
-    key = kinds.pop() if len(kinds) == 1 else key
-    run, recorded = max(saved, key=lambda each: each[0].best_score(key))
+    run, recorded, key = best
     album = open_album(run)
     if cam and album.index is not None:
         from trainyard.classifier import load  # torch, which the rest of a report does without
@@ -132,7 +126,7 @@ def _head(groups: Sequence[Group]) -> Html:
         tag("meta", http_equiv="Content-Security-Policy", content=policy),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="referrer", content="no-referrer"),
-        tag("title", f"{_title(groups)} - Trainyard report"),
+        tag("title", f"{title_of(groups)} - Trainyard report"),
         tag("link", rel="icon", href="data:,"),
         tag("style", Html(_file("style.css"))),
     )
@@ -142,7 +136,8 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _title(groups: Sequence[Group]) -> str:
+def title_of(groups: Sequence[Group]) -> str:
+    """The names of the first groups."""
     more = f" and {len(groups) - 3} more" if len(groups) > 3 else ""
     return f"{', '.join(group.name for group in groups[:3])}{more}"
 
@@ -151,7 +146,7 @@ def _headline(runs: Sequence[Run], groups: Sequence[Group]) -> Html:
     models = ", ".join(dict.fromkeys(str(run.recipe.get("model.name", "")) for run in runs))
     state = _state(runs[0]) if len(runs) == 1 else f"{len(runs)} runs"
     line = tag("p", " · ".join(filter(None, (models, state))))
-    return tag("div", tag("h1", _title(groups)), line, id="headline")
+    return tag("div", tag("h1", title_of(groups)), line, id="headline")
 
 
 def _state(run: Run) -> str:

@@ -65,11 +65,13 @@ class Album:
 
     def _read(self, reader: Reader, sample: int) -> tuple[str | None, str]:
         """The thumbnail, or None and the reason."""
-        try:
-            image = whole_image(reader.read(sample), self.rendering)
-        except (InputError, OSError, BadImageError) as error:
-            return None, without_secrets(str(error))
-        return _as_uri(image, self.side), ""
+        image = _image(reader, sample, self.rendering)
+        return (None, image) if isinstance(image, str) else (_as_uri(image, self.side), "")
+
+    def image(self, sample: int) -> Image.Image | str:
+        """A whole image, or the reason why there is none; of data that is at hand."""
+        assert self.index is not None
+        return _image(Reader(self.index), sample, self.rendering)
 
     def path(self, sample: int) -> str:
         """The path or URL of a sample's file; "" if the data is not available."""
@@ -127,6 +129,14 @@ def rendering_of(run: Run) -> Rendering:
         if (value := run.recipe.get(f"data.{key}")) is not None
     }
     return Rendering(**values)
+
+
+def _image(reader: Reader, sample: int, rendering: Rendering) -> Image.Image | str:
+    """The image, or the reason why there is none."""
+    try:
+        return whole_image(reader.read(sample), rendering)
+    except (InputError, OSError, BadImageError) as error:
+        return without_secrets(str(error))
 
 
 def _as_uri(image: Image.Image, side: int) -> str:

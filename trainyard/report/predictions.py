@@ -189,20 +189,39 @@ def _pairs(run: Run, recorded: Recorded, album: Album, pairs: list[Confusion]) -
     return tag("ul", *rows, class_="pairs")
 
 
+def worst_errors(recorded: Recorded) -> tuple[list[int], Ids]:
+    """Samples with the highest loss or, of one label, the most confident guess; and all errors."""
+    scores = recorded.scores
+    if isinstance(scores, LabelScores):
+        losses = np.nan_to_num(scores.losses(recorded.labels), nan=np.inf).astype(np.float32)
+        wrong = np.flatnonzero(((scores.logits.T > 0) != recorded.labels).any(axis=1) & scores.read)
+        return _highest(losses, wrong, 2 * _ERRORS), wrong
+    wrong = _wrong(scores)
+    chosen = {*_highest(scores.loss, wrong, _ERRORS), *_highest(scores.confidence, wrong, _ERRORS)}
+    return _highest(scores.loss, np.array(sorted(chosen), np.int64), len(chosen)), wrong
+
+
+def labels_of(run: Run, recorded: Recorded, sample: int) -> tuple[str, str]:
+    """The names of a sample's label and of the guess; of lists, of all."""
+    labels, scores = recorded.labels[sample], recorded.scores
+    if isinstance(scores, LabelScores):
+        return _names(run, labels), _names(run, scores.logits[:, sample] > 0)
+    return _class_name(run, int(labels)), _class_name(run, int(scores.guess[sample]))
+
+
 def _errors(run: Run, recorded: Recorded, album: Album) -> Html:
     scores: Predictions = recorded.scores
-    wrong = _wrong(scores)
-    if not len(wrong):
+    samples, wrong = worst_errors(recorded)
+    if not samples:
         return about("Every validation image is recognised.")
-    chosen = {*_highest(scores.loss, wrong, _ERRORS), *_highest(scores.confidence, wrong, _ERRORS)}
-    samples = _highest(scores.loss, np.array(sorted(chosen)), len(chosen))
     album.load(samples)
     text = _shown(samples, wrong, "have the highest loss or the most confident guess")
     text += " Red is where the model finds the other class (Grad-CAM)." if album.overlay else ""
-    order = switch("order", "Order by", {"loss": "Loss", "confidence": "Confidence"})
+    by = {"loss": "Loss", "confidence": "Confidence"}
+    order = switch("order", "Order by", by) if len(samples) > 1 else None
     tiles = []
     for n in samples:
-        label, guess = (_class_name(run, int(of[n])) for of in (recorded.labels, scores.guess))
+        label, guess = labels_of(run, recorded, n)
         confidence, loss = float(scores.confidence[n]), float(scores.loss[n])
         lines = (
             line("is ", label),
@@ -268,11 +287,9 @@ def _names(run: Run, chosen: NDArray[np.bool_]) -> str:
 def _listed_errors(run: Run, recorded: Recorded, album: Album) -> Html:
     """The images with the highest loss among those with a wrong or a missing label."""
     scores: LabelScores = recorded.scores
-    losses = np.nan_to_num(scores.losses(recorded.labels), nan=np.inf).astype(np.float32)
-    wrong = np.flatnonzero(((scores.logits.T > 0) != recorded.labels).any(axis=1) & scores.read)
-    if not len(wrong):
+    samples, wrong = worst_errors(recorded)
+    if not samples:
         return about("Every label of the validation images is predicted, and no other.")
-    samples = _highest(losses, wrong, _ERRORS)
     album.load(samples)
     count = how_many(int(scores.read.sum()), "validation image")
     text = f"Of {count}, {len(wrong):,} have a wrong or a missing label. "

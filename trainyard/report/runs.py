@@ -350,6 +350,20 @@ def _name(runs: list[Run]) -> str:
     return f"{common or f'{runs[0].name} … {runs[-1].name}'} ({len(runs)} {what})"
 
 
+def best_recorded(runs: Sequence[Run]) -> tuple[Run, Recorded, str] | None:
+    """The best run among those with predictions, and the key that decides; None without any.
+
+    The value that decides in all of them, or else top-1 or mAP.
+    """
+    saved = [(run, run.recorded) for run in runs if run.recorded is not None]
+    if not saved:
+        return None
+    kinds = {run.best_by for run, _ in saved}
+    key = "top1" if any(run.best("top1") for run, _ in saved) else "map"
+    key = kinds.pop() if len(kinds) == 1 else key
+    return *max(saved, key=lambda each: each[0].best_score(key)), key
+
+
 def differences(runs: Iterable[Run]) -> list[tuple[str, list[Any]]]:
     """Recipe keys that differ between runs, with each run's value; None if unset."""
     recipes = [run.recipe for run in runs]
