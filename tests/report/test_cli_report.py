@@ -116,6 +116,12 @@ def test_pictures_that_cannot_be_made_are_named(
     assert {path.name for path in copied.glob("*.png")} == {"curves.png", "confusion.png"}
     assert "no worst.png: " in said.err and "no batch.png: " in said.err
     assert said.err.count("/nowhere/at/all") == 2
+    (copied / "recipe.toml").write_text(recipe)
+    environment = json.loads((copied / "environment.json").read_text())
+    environment["fingerprints"]["train"] = "other"
+    (copied / "environment.json").write_text(json.dumps(environment))
+    assert run("report", copied, "--png") == 0
+    assert (copied / "worst.png").exists() and not (copied / "batch.png").exists()
 
 
 def test_maps_need_a_checkpoint(copied: Path) -> None:

@@ -23,14 +23,14 @@ from trainyard.datasets.contact_sheet import (
     sheet_of,
     shortened,
 )
-from trainyard.errors import InputError
+from trainyard.errors import InputError, TrainyardError
 from trainyard.printable import how_many
 from trainyard.report.charts import Chart, Series, charts_of
 from trainyard.report.curves import Floats, smoothed
 from trainyard.report.judgement import FEW, Matrix, shade_of
 from trainyard.report.overview import result_of
 from trainyard.report.page import NAME, title_of
-from trainyard.report.pictures import open_album
+from trainyard.report.pictures import has_changed, open_album
 from trainyard.report.predictions import labels_of, matrix_of, worst_errors
 from trainyard.report.runs import Run, best_recorded, groups_of, read_runs
 from trainyard.training.label_scores import LabelScores
@@ -286,28 +286,37 @@ def errors_image(run: Run, recorded: Recorded, title: str) -> Image.Image | str:
 
 def batch_image(run: Run) -> Image.Image | str:
     """The first images that training sees, augmented and mixed; the reason if there is none."""
+    try:
+        return _first_batch(run)
+    except (TrainyardError, OSError) as error:
+        return without_secrets(str(error))
+
+
+def _first_batch(run: Run) -> Image.Image | str:
     import torch
 
     from trainyard.config import load_recipe
     from trainyard.data.open_datasets import open_split, source_of
     from trainyard.data.order import training_plan
     from trainyard.datasets.augmented import first_batch
-    from trainyard.run.build import build_feeds, build_run_course, check_extra_transform
-    from trainyard.world import World
+    from trainyard.run import build
+    from trainyard.world import World, pick_device
 
-    config, world, device = load_recipe(str(run.folder.recipe)), World(), torch.device("cpu")
+    config, world = load_recipe(str(run.folder.recipe)), World()
+    device = pick_device(world)
     if config.data.order == "join":
         return "data.order = 'join' has no index"
-    try:
-        index = open_split(source_of(config.data, "train"), world, lambda *_: None)
-    except (InputError, OSError) as error:
-        return without_secrets(str(error))
-    check_extra_transform(config, index, device)
-    feeds = replace(build_feeds(config, world, device), dtype=torch.float32, virtual_ranks=None)
-    plan = training_plan(config.data, index, global_batch=feeds.global_batch, seed=feeds.seed)
-    size = build_run_course(config, plan.epoch_samples).phases[0].image_size
-    count = min(_BATCH, feeds.global_batch)
-    of = f"{count} of the {how_many(feeds.global_batch, 'image')} of step 1, as training sees them"
+    index = open_split(source_of(config.data, "train"), world, lambda *_: None)
+    if has_changed(run, "train", index):
+        return "the training data has changed"
+    build.check_decoding(config, device)
+    build.check_extra_transform(config, index, device)
+    of_run = build.build_feeds(config, world, device)
+    feeds, batch = replace(of_run, dtype=torch.float32, virtual_ranks=None), config.batch.size
+    plan = training_plan(config.data, index, global_batch=batch, seed=feeds.seed)
+    size = build.build_run_course(config, plan.epoch_samples).phases[0].image_size
+    count = min(_BATCH, batch)
+    of = f"{count} of the {how_many(batch, 'image')} of step 1, as training sees them"
     return first_batch(index, plan, feeds, size=size, count=count, title=(run.name, of))
 
 

@@ -107,14 +107,19 @@ def open_album(run: Run) -> Album:
         return Album(
             why_none=f"The validation images are not at hand here ({without_secrets(str(error))})."
         )
-    fingerprints = run.environment.get("fingerprints")
-    fingerprint = fingerprints.get("val") if isinstance(fingerprints, dict) else None
-    if fingerprint not in (None, index.fingerprint):
+    if has_changed(run, "val", index):
         return Album(
             why_none="The validation data is no longer what the run was validated on, so its "
             "images are not shown."
         )
     return Album(index, rendering=rendering_of(run))
+
+
+def has_changed(run: Run, split: str, index: Index) -> bool:
+    """True if the data of a split is known to be no longer that of the run."""
+    fingerprints = run.environment.get("fingerprints")
+    fingerprint = fingerprints.get(split) if isinstance(fingerprints, dict) else None
+    return fingerprint not in (None, index.fingerprint)
 
 
 def _as_tuple(value: Any) -> Any:
