@@ -183,17 +183,17 @@ def _draw_series(draw: ImageDraw.ImageDraw, series: Series, frame: _Frame) -> No
 
 
 def _draw_line(draw: ImageDraw.ImageDraw, line: Line, series: Series) -> None:
-    pieces = [line]
-    if series.is_dashed and len(line) > 1:
-        x, y = np.array(line).T
-        length = np.concatenate([[0.0], np.hypot(np.diff(x), np.diff(y)).cumsum()])
-        starts = np.arange(0.0, length[-1], 24)
-        ends = (np.minimum(starts + 14, length[-1]) - starts) / 2
-        at = starts[:, None] + ends[:, None] * np.arange(3)
-        places = np.stack([np.interp(at, length, of) for of in (x, y)], 2)
-        pieces = [[(float(x), float(y)) for x, y in piece] for piece in places]
-    for piece in pieces:
-        draw.line(piece, _colour(f"c{series.colour}"), 6, joint="curve")
+    colour = _colour(f"c{series.colour}")
+    if not series.is_dashed:
+        return draw.line(line, colour, 6, joint="curve")
+    x, y = np.array(line).T
+    length = np.concatenate([[0.0], np.hypot(np.diff(x), np.diff(y)).cumsum()])
+    at = np.arange(0.0, length[-1] + 12, 12)
+    points = [
+        *zip(np.interp(at, length, x).tolist(), np.interp(at, length, y).tolist(), strict=True)
+    ]
+    for start, end in zip(points[::2], points[1::2], strict=False):
+        draw.line((start, end), colour, 6)
 
 
 # --- the confusion matrix ---
@@ -206,7 +206,8 @@ def matrix_image(matrix: Matrix, title: str) -> Image.Image:
     left = _MARGIN + min(longest, _WIDTH // 3)
     cell = (_WIDTH - _MARGIN - left) / len(matrix.names)
     heads = [_head(name, font, cell - 16) for name in matrix.names]
-    if len(heads) > FEW:
+    is_narrow = len(heads) > FEW
+    if is_narrow:
         heads = [_upright(shortened(name, font, _WIDTH // 4), font) for name in matrix.names]
     top = round(_MARGIN + 3 * _TITLE + max(head.height for head in heads))
     height = min(max(cell, _CELL[0]), _CELL[1])
@@ -224,8 +225,13 @@ def matrix_image(matrix: Matrix, title: str) -> Image.Image:
             box = (left + column * cell, y, left + (column + 1) * cell, y + height)
             fill = _colour("c0" if is_right else "red", _shade(shade_of(share)))
             draw.rectangle(box, fill if count else None, _colour("grid"), 2)
+            place = left + (column + 0.5 if is_narrow else column + 0.48) * cell, y + height / 2
             if count:
-                _draw_count(draw, count, share, box)
+                draw.text(
+                    place, f"{count:,}", _colour("ink"), font, anchor="mm" if is_narrow else "rm"
+                )
+            if count and not is_narrow:
+                draw.text(place, f" {share:.0%}", soft, _font(_SMALL), anchor="lm")
     return paper.reduce(2)
 
 
@@ -249,23 +255,6 @@ def _upright(name: str, font: Font) -> Image.Image:
     return _head(name.replace(" ", "\N{NO-BREAK SPACE}"), font, font.getlength(name) + 8).rotate(
         90, expand=True
     )
-
-
-def _draw_count(
-    draw: ImageDraw.ImageDraw, count: int, share: float, box: tuple[float, float, float, float]
-) -> None:
-    """The count, and its share beside it if there is room."""
-    left, top, right, bottom = box
-    texts = [
-        (f"{count:,}", _colour("ink"), _font(_TEXT)),
-        (f" {share:.0%}", _colour("soft"), _font(_SMALL)),
-    ]
-    widths = [font.getlength(text) for text, _, font in texts]
-    shown = 2 if sum(widths) + 12 < right - left else 1
-    x, y = (left + right - sum(widths[:shown])) / 2, (top + bottom) / 2
-    for (text, colour, font), width in zip(texts[:shown], widths, strict=False):
-        draw.text((x, y), text, colour, font, anchor="lm")
-        x += width
 
 
 # --- sheets of images ---

@@ -33,6 +33,7 @@ _ERRORS = 12  # highest losses shown, and as many of the highest confidences
 _RIGHT = 12
 
 Section = tuple[str, str, Html]  # id, title and content
+_ORDER = switch("order", "Order by", {"loss": "Loss", "confidence": "Confidence"})
 TABLES = ("classes", "confidence")  # sections without pictures
 Ids = NDArray[np.int64]
 _ClassRow = tuple[str, int, tuple[float, ...]]  # name, images, and shares of 1
@@ -47,11 +48,9 @@ def predictions_sections(
         return [], {}
     has_lists = isinstance(scores, LabelScores)
     classes, data = (_listed_classes if has_lists else _classes)(run, recorded)
-    errors = (_listed_errors if has_lists else _errors)(run, recorded, album)
-    right = _right(run, recorded, album)
     sections = [
-        ("errors", "Worst errors", errors),
-        ("right", "Right predictions", right),
+        ("errors", "Worst errors", _errors(run, recorded, album)),
+        ("right", "Right predictions", _right(run, recorded, album)),
         ("classes", "Classes", classes),
     ]
     if not has_lists:
@@ -209,29 +208,48 @@ def labels_of(run: Run, recorded: Recorded, sample: int) -> tuple[str, str]:
     return _class_name(run, int(labels)), _class_name(run, int(scores.guess[sample]))
 
 
+def _names(run: Run, chosen: NDArray[np.bool_]) -> str:
+    return ", ".join(_class_name(run, n) for n in np.flatnonzero(chosen).tolist()) or "none"
+
+
 def _errors(run: Run, recorded: Recorded, album: Album) -> Html:
-    scores: Predictions = recorded.scores
+    """The worst errors: images with another guess, or with wrong or missing labels."""
     samples, wrong = worst_errors(recorded)
     if not samples:
         return about("Every validation image is recognised.")
     album.load(samples)
+    has_lists = isinstance(recorded.scores, LabelScores)
+    tell, order = (
+        (_listed_error, None) if has_lists else (_error, _ORDER if len(samples) > 1 else None)
+    )
+    tiles = [tell(run, recorded, album, n) for n in samples]
     text = _shown(samples, wrong, "have the highest loss or the most confident guess")
-    text += " Red is where the model finds the other class (Grad-CAM)." if album.overlay else ""
-    by = {"loss": "Loss", "confidence": "Confidence"}
-    order = switch("order", "Order by", by) if len(samples) > 1 else None
-    tiles = []
-    for n in samples:
-        label, guess = labels_of(run, recorded, n)
-        confidence, loss = float(scores.confidence[n]), float(scores.loss[n])
-        lines = (
-            line("is ", label),
-            line("taken for ", guess, class_="wrong"),
-            tag("p", f"{confidence:.0%} sure, loss {loss:.2f}", class_="detail"),
-        )
-        keys = {"data_loss": f"{loss:.4g}", "data_confidence": f"{confidence:.4g}"}
-        alt = f"{label}, taken for {guess}"
-        tiles.append(tile(album, n, alt, *lines, label=int(scores.guess[n]), **keys))
+    text += " Red is where the model finds its guess (Grad-CAM)." if album.overlay else ""
     return _gallery(text, tiles, album, samples, order=order, id="errors-grid")
+
+
+def _error(run: Run, recorded: Recorded, album: Album, n: int) -> Html:
+    label, guess = labels_of(run, recorded, n)
+    confidence, loss = (float(of[n]) for of in (recorded.scores.confidence, recorded.scores.loss))
+    lines = (
+        line("is ", label),
+        line("taken for ", guess, class_="wrong"),
+        tag("p", f"{confidence:.0%} sure, loss {loss:.2f}", class_="detail"),
+    )
+    keys = {"data_loss": f"{loss:.4g}", "data_confidence": f"{confidence:.4g}"}
+    number = int(recorded.scores.guess[n])
+    return tile(album, n, f"{label}, taken for {guess}", *lines, label=number, **keys)
+
+
+def _listed_error(run: Run, recorded: Recorded, album: Album, n: int) -> Html:
+    truth, guessed = recorded.labels[n], recorded.scores.logits[:, n] > 0
+    missed, extra = truth & ~guessed, guessed & ~truth
+    lines = (
+        line("has ", _names(run, truth)),
+        line("missed ", _names(run, missed)) if missed.any() else None,
+        line("wrongly ", _names(run, extra), class_="wrong") if extra.any() else None,
+    )
+    return tile(album, n, f"has {_names(run, truth)}", *lines)
 
 
 def _shown(samples: list[int], of: Ids, which: str) -> str:
@@ -272,41 +290,12 @@ def _right(run: Run, recorded: Recorded, album: Album) -> Html:
     album.load(samples)
     tiles = []
     for n in samples:
-        names = _names(run, labels[n]) if labels.ndim > 1 else _class_name(run, int(labels[n]))
-        share = None if labels.ndim > 1 else tag("p", f"{sure[n]:.0%} sure", class_="detail")
+        names, _ = labels_of(run, recorded, n)
+        share = tag("p", f"{sure[n]:.0%} sure", class_="detail") if labels.ndim == 1 else None
         tiles.append(tile(album, n, names, line("is ", names), share))
     text = _shown(samples, right, "stand for all, from the least to the most sure one")
     text += " Red is where the model finds the class (Grad-CAM)." if album.overlay else ""
     return _gallery(text, tiles, album, samples)
-
-
-def _names(run: Run, chosen: NDArray[np.bool_]) -> str:
-    return ", ".join(_class_name(run, n) for n in np.flatnonzero(chosen).tolist()) or "none"
-
-
-def _listed_errors(run: Run, recorded: Recorded, album: Album) -> Html:
-    """The images with the highest loss among those with a wrong or a missing label."""
-    scores: LabelScores = recorded.scores
-    samples, wrong = worst_errors(recorded)
-    if not samples:
-        return about("Every label of the validation images is predicted, and no other.")
-    album.load(samples)
-    count = how_many(int(scores.read.sum()), "validation image")
-    text = f"Of {count}, {len(wrong):,} have a wrong or a missing label. "
-    text += _shown(samples, wrong, "have the highest loss")
-    text += " Red is where the model finds the likeliest label (Grad-CAM)." if album.overlay else ""
-    names = partial(_names, run)
-    tiles = []
-    for n in samples:
-        truth, guessed = recorded.labels[n], scores.logits[:, n] > 0
-        missed, extra = truth & ~guessed, guessed & ~truth
-        lines = (
-            line("has ", names(truth)),
-            line("missed ", names(missed)) if missed.any() else None,
-            line("wrongly ", names(extra), class_="wrong") if extra.any() else None,
-        )
-        tiles.append(tile(album, n, f"has {names(truth)}", *lines))
-    return _gallery(text, tiles, album, samples, id="errors-grid")
 
 
 def _highest(column: NDArray[np.float32], samples: NDArray[np.int64], count: int) -> list[int]:
