@@ -180,7 +180,7 @@ def test_an_export_and_the_report_tell_of_lists(
     assert "if logit > 0" in card
     assert run("report", trained, "--out", tmp_path / "report.html") == 0
     page = (tmp_path / "report.html").read_text()
-    for text in ("</b> mAP on", "Mean average precision", "Average precision", "Worst errors"):
+    for text in ("</b> mAP on", "Mean average precision", "Average precision", "a missing label"):
         assert text in page
     assert not any(text in page for text in ("Top-1 accuracy", "Confused classes", "Best top-1"))
 

@@ -16,6 +16,7 @@ from tests.report.histories import record_some, train_report, write_run
 from trainyard.report.page import page, write_report
 from trainyard.report.runs import read_runs
 from trainyard.training.label_scores import LabelScores
+from trainyard.training.predictions import Predictions
 from trainyard.training.recorded import load_recorded, record
 
 HOSTILE = "</script><script>document.title='hacked'</script><img src=x onerror=alert(1)>"
@@ -150,8 +151,12 @@ def test_the_result_tells_on_how_many_images(tmp_path: Path) -> None:
     """And whether it is that of the moving average."""
     report = train_report(20) | {"kind": "val", "top1": 0.5, "ema_top1": 0.75, "evaluated": 4}
     folder = write_run(tmp_path / "run", [report])
+    ranks = np.array([1, 1, 1, 2, 0], np.float32)  # the last one could not be read
+    scores = Predictions(ranks, *np.zeros((3, 5), np.float32))
+    record(folder / "predictions.npz", 20, np.zeros(5, np.int32), scores, weights="ema_")
     text = Outline(made(folder)).text
     assert "75.00% top-1 of the moving average (EMA) on 4 validation images 30.1% to 95.4%" in text
+    assert "1 image could not be read" in text
 
 
 def test_a_remark_is_told_once(tmp_path: Path) -> None:

@@ -56,10 +56,12 @@ def _result(run: Run) -> Html:
     second = seconds.get(by, "map" if "map" in best else "top1")
     other = number(best, f"{prefix}{second}")
     decay = number(best, "ema_decay") if prefix else None
+    unread = 0 if run.recorded is None else int((~run.recorded.scores.is_read()).sum())
     details = (
         f"{low:.1%} to {high:.1%} with 95% confidence" if by == "top1" and count else "",
         "" if other is None else f"{METRICS[second]} {other:.2%}",
         "" if decay is None else f"decay {decay:g}",
+        f"{how_many(unread, 'image')} could not be read" if unread else "",
         f"at step {best['step']:,}, the checkpoint best",
     )
     return tag("div", line, about(", ".join(filter(None, details))), class_="result")

@@ -224,6 +224,10 @@ def _errors(run: Run, recorded: Recorded, album: Album) -> Html:
     )
     tiles = [tell(run, recorded, album, n) for n in samples]
     text = _shown(samples, wrong, "have the highest loss or the most confident guess")
+    if has_lists:
+        count = how_many(int(recorded.scores.read.sum()), "image")
+        text = f"{len(wrong):,} of {count} have a wrong or a missing label. "
+        text += _shown(samples, wrong, "have the highest loss")
     text += " Red is where the model finds its guess (Grad-CAM)." if album.overlay else ""
     return _gallery(text, tiles, album, samples, order=order, id="errors-grid")
 
