@@ -14,7 +14,8 @@ from tests.command_line import SHORT, Capture, run, shown
 from tests.errors import check, refused
 from trainyard.classifier import load
 from trainyard.errors import DiskError
-from trainyard.report.images import _colour
+from trainyard.report.images import _colour, matrix_image
+from trainyard.report.judgement import Matrix
 from trainyard.report.pictures import _as_uri, open_album
 from trainyard.report.runs import read_runs
 from trainyard.training.recorded import load_recorded
@@ -104,6 +105,14 @@ def test_pictures_lie_beside_the_report(copied: Path, tmp_path: Path, capsys: Ca
     lines = {_colour(f"c{n}") for n in range(3)}  # training, validation, average
     assert lines <= colours[names[0]]
     assert _colour("red", 0.07) in colours[names[1]] or _colour("red", 0.14) in colours[names[1]]
+
+
+@pytest.mark.parametrize("count", [3, 12])
+def test_any_name_can_be_drawn(count: int) -> None:
+    """Pillow draws no bytes that are not UTF-8, and no empty picture; across and upright."""
+    names = ["", "a\udcff \x00 b", "x" * 200] * (count // 3)
+    image = matrix_image(Matrix(names, np.eye(count, dtype=np.int64), ""), "t\udcff")
+    assert image.width == 1200
 
 
 def test_pictures_that_cannot_be_made_are_named(

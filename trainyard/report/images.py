@@ -116,6 +116,7 @@ def _draw_chart(draw: ImageDraw.ImageDraw, chart: Chart, left: float, top: float
     x, y = left, top + 1.4 * _TEXT
     for series in chart.series:  # the legend
         text = f"{series.name} {format(float(series.curve.drawn.values[-1]), chart.form)}"
+        text = shortened(text, font, right - left - 80)
         width = font.getlength(text) + 80
         x, y = (left, y + 1.3 * _SMALL) if left < x and x + width > right else (x, y)
         _draw_line(draw, [(x, y + 24), (x + 44, y + 24)], series)
@@ -175,9 +176,8 @@ def _draw_series(draw: ImageDraw.ImageDraw, series: Series, frame: _Frame) -> No
         draw.polygon([*low, *high[::-1]], _colour(name, 0.16))
     if series.is_noisy:
         draw.line(raw, _colour(name, 0.28), 2)
-    _draw_line(
-        draw, frame.along(*smoothed(curve.means, _SMOOTHING)) if series.is_noisy else raw, series
-    )
+    line = frame.along(*smoothed(curve.means, _SMOOTHING)) if series.is_noisy else raw
+    _draw_line(draw, line, series)
     for x, y in raw if series.has_dots or len(raw) == 1 else []:
         draw.ellipse((x - 7, y - 7, x + 7, y + 7), _colour(name))
 
@@ -189,9 +189,8 @@ def _draw_line(draw: ImageDraw.ImageDraw, line: Line, series: Series) -> None:
     x, y = np.array(line).T
     length = np.concatenate([[0.0], np.hypot(np.diff(x), np.diff(y)).cumsum()])
     at = np.arange(0.0, length[-1] + 12, 12)
-    points = [
-        *zip(np.interp(at, length, x).tolist(), np.interp(at, length, y).tolist(), strict=True)
-    ]
+    places = np.interp(at, length, x).tolist(), np.interp(at, length, y).tolist()
+    points = [*zip(*places, strict=True)]
     for start, end in zip(points[::2], points[1::2], strict=False):
         draw.line((start, end), colour, 6)
 
@@ -226,10 +225,8 @@ def matrix_image(matrix: Matrix, title: str) -> Image.Image:
             fill = _colour("c0" if is_right else "red", _shade(shade_of(share)))
             draw.rectangle(box, fill if count else None, _colour("grid"), 2)
             place = left + (column + 0.5 if is_narrow else column + 0.48) * cell, y + height / 2
-            if count:
-                draw.text(
-                    place, f"{count:,}", _colour("ink"), font, anchor="mm" if is_narrow else "rm"
-                )
+            anchor = "mm" if is_narrow else "rm"
+            draw.text(place, f"{count:,}" if count else "", _colour("ink"), font, anchor=anchor)
             if count and not is_narrow:
                 draw.text(place, f" {share:.0%}", soft, _font(_SMALL), anchor="lm")
     return paper.reduce(2)
@@ -238,7 +235,7 @@ def matrix_image(matrix: Matrix, title: str) -> Image.Image:
 def _head(name: str, font: Font, width: float) -> Image.Image:
     """A name in lines of this width; a longer word is shortened."""
     lines: list[str] = []
-    for word in name.split():
+    for word in shortened(name, font, math.inf).split() or [""]:
         if lines and font.getlength(f"{lines[-1]} {word}") <= width:
             lines[-1] += f" {word}"
         else:
@@ -252,9 +249,7 @@ def _head(name: str, font: Font, width: float) -> Image.Image:
 
 def _upright(name: str, font: Font) -> Image.Image:
     """A name that is read from below."""
-    return _head(name.replace(" ", "\N{NO-BREAK SPACE}"), font, font.getlength(name) + 8).rotate(
-        90, expand=True
-    )
+    return _head(name, font, font.getlength(name) + 8).rotate(90, expand=True)
 
 
 # --- sheets of images ---
@@ -333,9 +328,8 @@ def write_images(folders: Sequence[Path], page: Path) -> dict[Path, str]:
     if recorded is not None:
         if not isinstance(recorded.scores, LabelScores):
             matrix = matrix_of(run, recorded)
-            figures["confusion"] = (
-                matrix_image(matrix, title) if matrix else "no prediction is wrong"
-            )
+            drawn = matrix_image(matrix, title) if matrix else None
+            figures["confusion"] = drawn or "no prediction is wrong"
         figures["worst"] = errors_image(run, recorded, title)
     written = {}
     for name, figure in figures.items():

@@ -219,9 +219,8 @@ def _errors(run: Run, recorded: Recorded, album: Album) -> Html:
         return about("Every validation image is recognised.")
     album.load(samples)
     has_lists = isinstance(recorded.scores, LabelScores)
-    tell, order = (
-        (_listed_error, None) if has_lists else (_error, _ORDER if len(samples) > 1 else None)
-    )
+    tell = _listed_error if has_lists else _error
+    order = None if has_lists or len(samples) == 1 else _ORDER
     tiles = [tell(run, recorded, album, n) for n in samples]
     text = _shown(samples, wrong, "have the highest loss or the most confident guess")
     if has_lists:
