@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from tests import browser
+from tests.command_line import run
 from tests.report.conftest import STEPS
 from tests.report.histories import record_some, train_report, write_run
 from tests.tiers import tiered
+from trainyard.data.index.corrections import read_corrections
 from trainyard.report.page import write_report
 
 pytestmark = pytest.mark.slow
@@ -272,6 +274,34 @@ def test_classes_are_found_and_sorted(chromium: Any, reports: dict[str, str]) ->
         page.get_by_role("button", name="Class", exact=True).click()
         assert rows.first.locator("th").inner_text().startswith("class number 999,")
         assert page.locator("th[aria-sort=descending]").inner_text().startswith("Class")
+
+
+def test_wrong_labels_are_decided_on_with_the_keyboard(
+    chromium: Any, trained: list[Path], tmp_path: Path
+) -> None:
+    """What the page saves is what the next run takes."""
+    assert run("suspects", trained[0], "--out", tmp_path, "--json") == 0
+    page_file = tmp_path / "suspects.html"
+    tab = Tab(chromium, page_file.as_uri(), bypass_csp=True)
+    with tab as page:
+        images = json.loads(page.locator("#data").text_content())["images"][:6]
+        other = next(n for n in range(10) if str(n) not in images[4].values())
+        downs = ["ArrowDown"] * (other + 1)
+        for key in ("g", "r", "x", "s", "c", *downs, "Enter", "ArrowLeft"):
+            page.keyboard.press(key)
+        assert page.locator("#other").input_value() == str(other)
+        assert page.locator("#count").inner_text().startswith("4 of ")
+        axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+        assert axe.Axe().run(page).response["violations"] == []
+        with page.expect_download() as download:
+            page.keyboard.press("d")
+        download.value.save_as(tmp_path / "corrections.csv")
+        assert tab.complaints == []
+        assert {url.partition(":")[0] for url in tab.asked} <= {"file", "data", "blob"}
+    taken = {one.file: one.name for one in read_corrections(str(tmp_path / "corrections.csv"))}
+    choices = [images[0]["guess"], images[1]["label"], "", None, str(other)]
+    expected = {image["file"]: of for image, of in zip(images, choices, strict=False)}
+    assert taken == {file: name for file, name in expected.items() if name is not None}
 
 
 @pytest.fixture(scope="module")

@@ -1,3 +1,4 @@
+import csv
 import json
 import re
 import shutil
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.command_line import SHORT, run
+from tests.command_line import SHORT, Capture, run, shown
 from tests.errors import check, refused
 from tests.report.histories import record_some, train_report, write_run
 from trainyard.report.page import page, write_report
@@ -488,3 +489,30 @@ def test_a_report_replaces_the_one_before(copied: Path) -> None:
     assert path == copied / "report.html"
     assert path.read_text().endswith("</html>\n")
     assert not list(copied.glob(".*part"))
+
+
+def test_suspects_are_decided_on_once(trained: list[Path], tmp_path: Path, capsys: Capture) -> None:
+    """Training images of other guesses than their labels; not those that the run's list has."""
+
+    def listed(*options: object) -> tuple[dict[str, Any], list[dict[str, str]], Any]:
+        found = json.loads(shown(capsys, "suspects", *options, "--out", tmp_path / "s", "--json"))
+        page_text = Path(found["page"]).read_text()
+        data = page_text.partition('id="data">')[2].partition("</script>")[0]
+        with open(found["csv"], newline="") as file:
+            return found, [*csv.DictReader(file)], json.loads(data)
+
+    found, rows, data = listed(trained[0], "--limit", 7)
+    assert (found["suspects"], found["images"], len(data["images"])) == (len(rows), 1433, 7)
+    assert all("/train/" in row["file"] and row["class"] != row["guess"] for row in rows)
+    losses = [float(row["loss"]) for row in rows]
+    assert losses == sorted(losses, reverse=True)
+    shown_ones = [(image["file"], image["label"], image["guess"]) for image in data["images"]]
+    assert shown_ones == [(row["file"], row["class"], row["guess"]) for row in rows[:7]]
+    decided = tmp_path / "decided.csv"
+    decided.write_text("file,class\n" + "".join(f"{row['file']},0\n" for row in rows[:5]))
+    _, rest, data = listed(trained[0], "--data.corrections", decided)
+    assert [row["file"] for row in rest] == [row["file"] for row in rows[5:]]
+    assert [row[0] for row in data["earlier"]] == [row["file"] for row in rows[:5]]
+    found, rows, _ = listed(*trained)  # as folds: the images that validated them
+    assert all("/val/" in row["file"] for row in rows)
+    assert len({row["file"] for row in rows}) == len(rows)

@@ -16,13 +16,12 @@ from trainyard.cli.evaluate import (
 )
 from trainyard.cli.options import SECTIONS, add_json, check_suffix, check_target
 from trainyard.cli.printing import naming, print_text
-from trainyard.data.index.corrections import corrected_samples, read_corrections
 from trainyard.printable import how_many
-from trainyard.report.pictures import Album
-from trainyard.report.review import SIDE, Reviewed, write_review
 
 if TYPE_CHECKING:
-    from trainyard.config import RunConfig
+    from trainyard.data.decode.rendering import Rendering
+    from trainyard.data.index.corrections import Correction
+    from trainyard.report.review import Reviewed
     from trainyard.run.evaluation import DataSetResult
 
 
@@ -61,31 +60,48 @@ def suspects(options: argparse.Namespace) -> int:
         targets.append(check_target(options))
     for _, checkpoint in targets:
         check_one_label("suspects", checkpoint)
+    from trainyard.data.index.corrections import read_corrections
+    from trainyard.report.review import write_review
+
     images, found = 0, []
+    earlier: dict[Correction, None] = {}
     for folder, checkpoint in targets:
         split: Literal["train", "val"] = "train" if len(targets) == 1 else "val"
+        config = evaluation_recipe(folder, options.overrides)
+        decided = read_corrections(config.data.corrections) if config.data.corrections else []
         if (result := evaluated(options, folder, checkpoint, split=split)) is not None:
             images += len(result.data.index)
-            found += _undecided(result, evaluation_recipe(folder, options.overrides))
+            found += _undecided(result, config.data.rendering, decided)
+            earlier |= dict.fromkeys(decided)
     if not images:
         return 0  # another rank than the first
-    found.sort(key=lambda pair: -pair[0].loss)
+    once: dict[tuple[str, int], tuple[Suspect, Reviewed]] = {}  # runs may have the same images
+    for one, row in sorted(found, key=lambda pair: -pair[0].loss):
+        once.setdefault((row.file, row.key), (one, row))
+    found = [*once.values()]
     folder = Path(options.out) if options.out else targets[0][0]
     with naming("--out", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_review(folder / "suspects.html", [row for _, row in found[: options.limit]])
+        shown = [row for _, row in found[: options.limit]]
+        write_review(folder / "suspects.html", shown, earlier)
     write_suspects(folder / "suspects.csv", (one for one, _ in found))
     _print(options, len(found), images, folder)
     return 0
 
 
-def _undecided(result: "DataSetResult", config: "RunConfig") -> list[tuple[Suspect, Reviewed]]:
-    """The suspects that the run's list of corrections does not have, also for the page."""
-    index, path = result.data.index, config.data.corrections
-    decided = corrected_samples(index, read_corrections(path)) if path else {}
-    album = Album(index, rendering=config.data.rendering, side=SIDE)
+def _undecided(
+    result: "DataSetResult", rendering: "Rendering", decided: "list[Correction]"
+) -> "list[tuple[Suspect, Reviewed]]":
+    """The suspects that are not in a list of corrections, also for the page."""
+    from trainyard.data.index.corrections import corrected_samples
+    from trainyard.report.pictures import Album
+    from trainyard.report.review import SIDE, Reviewed
+
+    index = result.data.index
+    album = Album(index, rendering=rendering, side=SIDE)
+    decided_on = corrected_samples(index, decided)
     found = []
-    for one in suspects_of(result):
+    for one in (each for each in suspects_of(result) if each.sample not in decided_on):
         sample, columns = one.sample, result.predictions[one.prefix]
         row = Reviewed(
             file=index.locate(sample)[0],
@@ -97,7 +113,7 @@ def _undecided(result: "DataSetResult", config: "RunConfig") -> list[tuple[Suspe
             album=album,
             sample=sample,
         )
-        found += [] if sample in decided else [(one, row)]
+        found.append((one, row))
     return found
 
 

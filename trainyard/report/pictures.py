@@ -144,7 +144,7 @@ def _image(reader: Reader, sample: int, rendering: Rendering) -> Image.Image | s
         return without_secrets(str(error))
 
 
-def _as_uri(image: Image.Image, side: int) -> str:
+def _as_uri(image: Image.Image, side: int = _SIDE) -> str:
     buffer = io.BytesIO()
     if max(image.size) <= _SMALL:
         image.save(buffer, "PNG", optimize=True)

@@ -1,9 +1,10 @@
 """A page on which one decides about images that may have a wrong label, and saves a list."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from trainyard.data.index.corrections import Correction
 from trainyard.data.index.table import digest_of
 from trainyard.files import write_text
 from trainyard.report.markup import as_json
@@ -26,8 +27,10 @@ class Reviewed(NamedTuple):
     sample: int
 
 
-def write_review(path: Path, images: Sequence[Reviewed]) -> None:
-    """Write the page. OSError if that fails."""
+def write_review(
+    path: Path, images: Sequence[Reviewed], earlier: Iterable[Correction] = ()
+) -> None:
+    """Write the page, whose list begins with the `earlier` decisions. OSError if that fails."""
     for album in {id(one.album): one.album for one in images}.values():
         album.load(one.sample for one in images if one.album is album)
     rows = [
@@ -43,6 +46,7 @@ def write_review(path: Path, images: Sequence[Reviewed]) -> None:
     ]
     classes = sorted({name for one in images for name in one.classes})
     known_as = digest_of([(one.file, one.key, one.label) for one in images])
-    data = as_json({"images": rows, "classes": classes, "id": known_as})
+    before = [(one.file, "" if one.key is None else str(one.key), one.name, "") for one in earlier]
+    data = as_json({"images": rows, "classes": classes, "id": known_as, "earlier": before})
     page = Path(__file__).with_name("review.html").read_text("utf-8")
     write_text(path, page.replace("{{ data }}", data), errors="surrogateescape")

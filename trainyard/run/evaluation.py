@@ -278,16 +278,16 @@ def _remarks(
     yield from slow_paths(data.index)
     yield from what_is_left_out([data.index])
     yield from trained_on(config.data, options.data)
-    if options.data is not None:
+    if options.data is not None or options.split == "train":
         return
     try:
-        before = read_json(RunDirectory(path.parents[1]).environment)["fingerprints"][options.split]
+        before = read_json(RunDirectory(path.parents[1]).environment)["fingerprints"]["val"]
     except (OSError, ValueError, KeyError, TypeError):  # a checkpoint without its run
         return
     if data.index.fingerprint != before:
         yield (
-            f"{data.where}: differs from the data of the run, as images or the recipe have "
-            "changed, or another release divided them: the run may have been trained on others"
+            f"{data.where}: differs from the data that validated the run, as images or the recipe "
+            "have changed, or another release divided them: the run may have been trained on some"
         )
 
 
