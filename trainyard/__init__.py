@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trainyard.classifier import Classifier, load
     from trainyard.config import RunConfig, load_recipe
     from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
+    from trainyard.data.decode.rendering import Rendering
     from trainyard.data.device.feed import Normalise
     from trainyard.data.index.build import open_index
     from trainyard.data.index.table import Index
@@ -47,6 +48,7 @@ __all__ = [
     "OnePassPlan",
     "Outcome",
     "RandomResizedCrop",
+    "Rendering",
     "RunConfig",
     "ShuffledPlan",
     "TrainyardError",
@@ -76,6 +78,7 @@ _HOMES = {
     "trainyard.classifier": ("Classifier", "load"),
     "trainyard.config": ("RunConfig", "load_recipe"),
     "trainyard.data.decode.crops": ("CentralCrop", "RandomResizedCrop"),
+    "trainyard.data.decode.rendering": ("Rendering",),
     "trainyard.data.index.table": ("Index",),
     "trainyard.data.index.build": ("open_index",),
     "trainyard.data.loader.loader": ("Loader",),
