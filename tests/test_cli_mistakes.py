@@ -32,6 +32,8 @@ WRONG_WORDS: list[tuple[str, str, dict[str, str], list[str]]] = [
     ("train ./none.toml", "recipe.no-such-file", {"path": "./none.toml"}, []),
     ("train debug --optim.lrr 1", KEY, {"key": "optim.lrr"}, ["optim.lr"]),
     ("train debug --run.epochs 3", KEY, {"key": "run.epochs"}, ["run.length"]),
+    ("train debug --run.dir x", KEY, {"key": "run.dir"}, ["--run"]),
+    ("train debug --model.name resnt50", "model.unknown-name", {"name": "resnt50"}, ["resnet50"]),
     ("train debug --batch.momentum=1", KEY, {"key": "batch.momentum"}, ["optim.momentum"]),
     ("train debug --opitm.lr 1", "recipe.unknown-section", {"section": "opitm"}, ["optim"]),
     ("train debug --optim.lr", "option.needs-value", {"option": "--optim.lr"}, []),
@@ -522,12 +524,41 @@ def test_a_run_directory_of_another_recipe(finished: Path, train: tuple[object, 
     check(error, "run.recipe-differs", path=finished, hint="")
     changes = {"optim.lr: 0.004 -> 0.5", "augment.flip: 0.0 -> 0.25"}
     assert set(str(error.fields["changes"]).split("; ")) == changes
+    many = [("--optim.lr", "0.5"), ("--augment.flip", "0.25"), ("--run.seed", "7")]
+    many += [("--batch.size", "7"), ("--data.repeats", "2")]
+    error = refused(*train, finished, *(word for pair in many for word in pair))
+    assert str(error.fields["changes"]).endswith("; and 1 other key")
     error = refused(*train, finished, "--run.length", "4 steps")
     check(error, "run.recipe-differs", path=finished)
     both = refused(*train, finished, "--run.length", "4 steps", "--run.patience", "2")
     assert str(both.fields["hint"]).endswith("--run.length '4 steps' --run.patience 2")
     more = shlex.join(["trainyard", "train", str(finished), "--run.length", "4 steps"])
     assert str(error.fields["hint"]).endswith(more)
+
+
+def test_what_torch_is_not_needed_for_is_refused_before_a_run_starts(
+    finished: Path, train: tuple[object, ...], digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each took 20 seconds of loading."""
+    monkeypatch.setattr("trainyard.run.trainer.train", pytest.fail)
+    monkeypatch.setattr("trainyard.model.catalogue.is_hub_unknown", lambda: True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/nowhere")
+    monkeypatch.setenv("TORCH_HOME", "/nowhere")
+    check(refused(*train, finished, "--optim.lr", "0.5"), "run.recipe-differs")
+    check(refused("train", "finetune", "--data", digits), "weights.not-downloaded")
+
+
+def test_an_export_in_place_of_a_run() -> None:
+    error = refused("predict", "a/mine.onnx", "photos")
+    check(error, "checkpoint.wrong-path", path="a/mine.onnx")
+    assert "a/mine.onnx.md" in str(error.fields["hint"])
+
+
+def test_a_file_that_is_unpacked_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos.zip").write_bytes(b"PK")
+    error = refused("train", "photos", "--data", tmp_path / "photos.zip")
+    check(error, "data.unknown-format", hint=f"; did you mean {tmp_path / 'photos'}?")
 
 
 def test_a_run_directory_of_other_data(finished: Path, digits: Path, tmp_path: Path) -> None:

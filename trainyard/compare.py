@@ -1,11 +1,14 @@
 """Differences between recipes, and groups of recipe keys."""
 
+import shlex
 from collections.abc import Collection, Iterable, Sequence
 
-from trainyard.config import RunConfig, all_keys, unknown_key
-from trainyard.errors import RecipeError
+from trainyard.config import RunConfig, all_keys, load_recipe, unknown_key
+from trainyard.errors import CheckpointError, RecipeError
+from trainyard.files import RunDirectory
 from trainyard.image_size import size_text
 from trainyard.monitor.config import WatchConfig
+from trainyard.printable import how_many
 
 ROUNDING = (
     *("batch.micro", "model.compile", "model.grad_checkpointing", "optim.compile"),
@@ -34,6 +37,9 @@ _OF_TRAINING = frozenset(
 SECTIONS = ("model", "data", "batch")
 """Sections with keys on which the scores of a trained model can depend."""
 
+_OF_THE_END = ("length", "patience")  # keys of [run] that may change in a run which is named
+_MOST_SHOWN = 4  # differences
+
 REPEATS = ("run.seed", "data.val_fold")
 """Keys that repeat a run: sweeps over them are averaged."""
 
@@ -52,6 +58,45 @@ def differences(old: RunConfig, new: RunConfig, keys: Collection[str] | None = N
             if was != now and f"{section}.{key}" in keys:
                 changed.append(f"{section}.{key}: {was} -> {now}")
     return changed
+
+
+def check_same_recipe(
+    folder: RunDirectory, config: RunConfig, left_out: Collection[str] = ()
+) -> None:
+    """CheckpointError for a directory with a run of another recipe, in other keys than some."""
+    option = f"--run.resume {shlex.quote(str(folder.path))}"
+    if not folder.recipe.exists():
+        raise CheckpointError(
+            "run.recipe-missing",
+            "{path} is missing, which records the recipe of the run: restore it, or start another "
+            "run from the checkpoint: --run NEW {option}",
+            path=folder.recipe,
+            option=option,
+        )
+    recorded = load_recipe(str(folder.recipe))
+    keys = [key for key in all_keys() if key not in PRACTICAL and key not in left_out]
+    changed = differences(recorded, config, keys)
+    ends = [
+        f"--run.{key} {shlex.quote(f'{now}'.lower())}"
+        for key in _OF_THE_END
+        if (now := getattr(config.run, key)) != getattr(recorded.run, key)
+    ]
+    is_of_end = len(ends) == len(changed)
+    if changed and not (is_of_end and folder.is_named):
+        hint = ""
+        if is_of_end:
+            again = f"trainyard train {shlex.quote(str(folder.path))} {' '.join(ends)}"
+            hint = f"; to train on from its end: {again}"
+        count = len(changed) - _MOST_SHOWN
+        others = f"; and {how_many(count, 'other key')}" if count > 0 else ""
+        raise CheckpointError(
+            "run.recipe-differs",
+            "{path} holds a run of another recipe ({changes}): use the same recipe to resume it, "
+            "or choose another directory with --run{hint}",
+            path=folder.path,
+            changes="; ".join(changed[:_MOST_SHOWN]) + others,
+            hint=hint,
+        )
 
 
 def keys_of(sections: Sequence[str]) -> list[str]:

@@ -584,6 +584,8 @@ def _meant(key: str, keys: Collection[str]) -> str:
     if target in keys and not ignoring_punctuation(key, keys):
         return did_you_mean(target, keys)
     meant = ignoring_punctuation(key, keys) or misspelt(key, keys)
+    if not meant and target.isidentifier():  # an option of train's
+        meant = [f"--{target}"]
     return (
         as_question([repr(name) for name in meant[:3]])
         or instead_of(key.rpartition(".")[2])

@@ -29,6 +29,7 @@ _NUMBER = re.compile(r"\d+")
 # On keys whose values are of a GPU, or of all of them, elsewhere.
 _REMARKS = {"batch.size": " (of all ranks together)", "data.threads": " (of each rank)"}
 _REMARKS |= dict.fromkeys(("augment.mixup", "augment.cutmix"), " (alpha of Beta, no probability)")
+_REMARKS |= {"run.resume auto": " (the same command goes on with its run by itself)"}
 _BOOLEANS = {"true": 0, "yes": 0, "1": 0, "false": 1, "no": 1, "0": 1}
 # What these stand for in keys that are a switch elsewhere.
 _SWITCHES = {"run.resume": ("auto", "never"), "model.checkpoint": ("timm", "none")}
@@ -171,7 +172,8 @@ def with_our_names(words: Sequence[str]) -> tuple[list[str], list[str]]:
         given = f"{name}{mark}{shlex.quote(value) if mark else ''}"
         target = "runs" if target == "run" and words[0] == "sweep" else target
         ours.append(f"--{target}={text}")
-        remarks.append(f"{given} is --{target} {shlex.quote(text)}{_REMARKS.get(target, '')}")
+        remark = _REMARKS.get(target) or _REMARKS.get(f"{target} {text}", "")
+        remarks.append(f"{given} is --{target} {shlex.quote(text)}{remark}")
     return ours + queue, remarks
 
 

@@ -16,7 +16,7 @@ from trainyard.errors import CheckpointError
 from trainyard.files import find_checkpoint
 from trainyard.image_size import as_size
 from trainyard.model.adapt import adapt_weights, classifier_keys
-from trainyard.model.build import check_name
+from trainyard.model.catalogue import check_name
 from trainyard.model.weights import LoadedWeights, pixels_in
 from trainyard.run.model import build_run_model
 from trainyard.run.pretrained import InitialWeights, initial_source, with_pixels

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from tests.errors import raises
 from trainyard.data.batch import BadSample
 from trainyard.errors import CheckpointError
+from trainyard.model import catalogue
 from trainyard.model.weights import (
     KEYS,
     LoadedWeights,
@@ -339,6 +340,33 @@ def test_no_network_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         pretrained_weights("test_resnet")
 
 
+def test_names_are_those_that_timm_registers() -> None:
+    """They are read from its sources, as its import takes seconds."""
+    from trainyard.model import plain_vit, whitened_convnet  # noqa: F401  # timm learns their names
+
+    names, former = catalogue.model_names()
+    assert names == sorted(timm.list_models())
+    assert set(former) == timm.models._registry._deprecated_models.keys()
+    catalogue.check_name("resnet50.a1_in1k")
+    with raises("model.unknown-name") as refused:
+        catalogue.check_name("resnet50d0")
+    assert "'resnet50d'" in str(refused.value)
+
+
+def test_weights_in_a_cache_need_no_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "is_hub_unknown", lambda: True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    for folder in ("models--timm--resnet18.a1_in1k", "hub"):
+        (tmp_path / folder).mkdir()
+        with raises("weights.not-downloaded", name="convnext_tiny", key="model.checkpoint"):
+            catalogue.check_weights("convnext_tiny")
+    (tmp_path / "models--timm--convnext_tiny.in12k_ft_in1k").mkdir()
+    catalogue.check_weights("convnext_tiny")
+
+
 @pytest.mark.slow
 def test_a_model_that_timm_never_trained() -> None:
     with raises("weights.not-downloaded", name="resnet200"):
@@ -354,7 +382,7 @@ def test_without_a_network_the_way_round_is_named_at_once(monkeypatch: pytest.Mo
         raise socket.gaierror("Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    monkeypatch.setattr("trainyard.model.weights.getproxies", dict)
+    monkeypatch.setattr("trainyard.model.catalogue.getproxies", dict)
     with raises("weights.not-downloaded") as refused:
         pretrained_weights("test_vit.r160_in1k")
     assert len(tried) <= 2

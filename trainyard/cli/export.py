@@ -176,9 +176,12 @@ def _kind_of(options: argparse.Namespace) -> str:
     if kind not in _KINDS and given is None:
         raise InputError(
             "export.unknown-suffix",
-            "{path}: the formats are .{names}; --format names that of a file with another ending",
+            "{path}: the formats are .{names}; --format names that of a file with another ending"
+            "{hint}",
             path=file,
             names=", .".join(_KINDS),
+            hint=f"; others, .{kind} say, are made of an .onnx file by their own tools"
+            * bool(kind),
         )
     if kind in _KINDS and given not in (None, kind):
         raise InputError(

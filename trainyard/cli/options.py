@@ -16,6 +16,7 @@ from trainyard.errors import CheckpointError, InputError
 from trainyard.files import RunDirectory, find_checkpoint
 from trainyard.world import usable_cores
 
+_EXPORTS = (".onnx", ".pt2", ".safetensors")
 SECTIONS = ("model", "data", "batch")  # sections of recipe keys that a trained model can depend on
 
 
@@ -119,6 +120,10 @@ def check_target(options: argparse.Namespace, others: Sequence[str] = ()) -> tup
             if is_checkpoint(other):
                 rest = (target, *others[:number], *others[number + 1 :])
                 hint = f"; did you mean {command} {shlex.join((other, *rest))}?"
+        if not hint and Path(target).suffix in _EXPORTS:
+            hint = (
+                f"; an export: {target}.md has the code that runs it, and {command} takes its run"
+            )
         if not hint and "data" in options and (is_remote(target) or has_folders(target)):
             hint = f"; if it is data: {command} RUN --data {shlex.quote(target)}"
         error.fields["hint"] = hint

@@ -226,6 +226,9 @@ def _check_files(options: argparse.Namespace) -> None:
 def _check_source(options: argparse.Namespace) -> None:
     """InputError unless there are images, and a run or --model. All are images beside --model."""
     if options.model is not None:
+        from trainyard.model.catalogue import check_name
+
+        check_name(options.model)
         options.images = [options.target, *options.images]
         if options.ema is not None:
             raise InputError(

@@ -75,6 +75,8 @@ def train(options: argparse.Namespace) -> int:
     from trainyard.data.open_datasets import check_sources
 
     check_sources(config.data, world)
+    is_named = Path(options.recipe) == RunDirectory(folder).recipe
+    _check_before_torch(config, RunDirectory(folder, is_named=is_named))
     if options.gpus is not None and _num_ranks(options, world) > 1:
         return Local().run(_job(options, folder), options)
     with loading():
@@ -95,13 +97,24 @@ def train(options: argparse.Namespace) -> int:
             (text for data in options.data or () for text in location_remarks(data)),
         )
         warn(console, _idle_gpus(options, folder, world))
-    is_named = Path(options.recipe) == RunDirectory(folder).recipe
     outcome = run.train(config, folder, world=world, console=console, is_named=is_named)
     if world.is_first:
         print(json.dumps(outcome.as_dict()) if options.json else outcome.sentence())
         if outcome.stopped is None:
             _report(folder, is_printed=not options.json)
     return outcome.stopped.exit_code if outcome.stopped else 0
+
+
+def _check_before_torch(config: "RunConfig", folder: RunDirectory) -> None:
+    """CheckpointError for a run of another recipe in the folder, or weights that are not there."""
+    from trainyard.compare import check_same_recipe
+    from trainyard.model.catalogue import check_weights
+    from trainyard.model.config import PIXELS
+
+    if (folder.checkpoints / "latest").exists():
+        check_same_recipe(folder, config, [f"data.{key}" for key in PIXELS])
+    elif config.model.checkpoint == "timm" and config.run.resume in ("auto", "never"):
+        check_weights(config.model.name)
 
 
 def _num_ranks(options: argparse.Namespace, world: World) -> int:
@@ -157,9 +170,11 @@ def take_run(options: argparse.Namespace) -> None:
 def config_of(options: argparse.Namespace) -> "RunConfig":
     """The recipe with the overrides of the command line."""
     from trainyard.config import load_recipe, on_data
+    from trainyard.model.catalogue import check_name
 
     check_recipe(options)
     config = load_recipe(options.recipe, options.overrides)
+    check_name(config.model.name)
     return config if options.data is None else on_data(config, options.data, options.overrides)
 
 

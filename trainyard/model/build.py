@@ -10,8 +10,8 @@ from torch import nn
 from torch.func import functional_call
 
 from trainyard.errors import RecipeError
-from trainyard.hints import did_you_mean
 from trainyard.image_size import ImageSize, as_size, height_width, size_text
+from trainyard.model.catalogue import check_name
 from trainyard.model.config import ModelConfig
 from trainyard.model.own import build_own_model
 from trainyard.own_code import is_own
@@ -190,20 +190,6 @@ def _check_patches(model: nn.Module, config: ModelConfig, size: ImageSize) -> No
                 side=side,
                 sizes=f"{below} or {below + patch}" if below else f"{patch}",
             )
-
-
-def check_name(name: str) -> None:
-    """RecipeError, with similar names, unless timm has a model of this name."""
-    import timm
-
-    if not timm.is_model(name):
-        hint = did_you_mean(name, timm.list_models()) or "; timm.list_models() has them all"
-        raise RecipeError(
-            "model.unknown-name",
-            "model.name: timm has no model {name!r}{hint}",
-            name=name,
-            hint=hint,
-        )
 
 
 def _not_built(error: Exception, refused: str | None, config: ModelConfig) -> RecipeError:

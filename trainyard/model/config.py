@@ -8,6 +8,9 @@ from pydantic import Field, ValidationInfo, field_validator
 from trainyard.errors import RecipeError
 from trainyard.section import Section, refused
 
+PIXELS = ("mean", "std", "interpolation", "crop_pct", "fit", "range", "background", "bands")
+"""Keys of [data] that weights bring: how their images were prepared."""
+
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 

@@ -1,20 +1,19 @@
 """Sources of initial weights: files of other programs, and timm's pretrained weights."""
 
 import json
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import torch
 from torch import Tensor
 
 from trainyard.errors import CheckpointError
 from trainyard.files import why_unreadable
+from trainyard.model.catalogue import is_hub_unknown, not_downloaded
+from trainyard.model.config import PIXELS
 from trainyard.model.torch_file import read_torch_file
 from trainyard.own_code import is_own
 from trainyard.pickle_records import Record
@@ -52,8 +51,7 @@ class LoadedWeights:
 
 def pixels_in(values: Mapping[str, Any]) -> Pixels:
     """The preparation of images in a configuration of timm, a file's header or a [data] section."""
-    keys = ("mean", "std", "interpolation", "crop_pct", "fit", "range", "background", "bands")
-    known = {key: values[key] for key in keys if values.get(key) is not None}
+    known = {key: values[key] for key in PIXELS if values.get(key) is not None}
     fits = [fit for fit, mode in CROP_MODES.items() if mode == values.get("crop_mode")]
     return known | ({"fit": fits[0]} if fits else {})
 
@@ -129,15 +127,7 @@ def pretrained_weights(
         with torch.random.fork_rng(devices=[]), _offline_without_names():
             model: Any = timm.create_model(name, pretrained=True)
     except Exception as error:  # from any library between here and the hub
-        raise CheckpointError(
-            "weights.not-downloaded",
-            "--{key} {value}: cannot get the weights of {name}: {reason}; without a network, "
-            "--{key} FILE names a file of weights, and the recipe photos needs none",
-            key=key,
-            value=value,
-            name=name,
-            reason=why_unreadable(error),
-        ) from error
+        raise not_downloaded(name, key, value, why_unreadable(error)) from error
     tag = model.pretrained_cfg.get("tag", "")
     full = name if not tag or name.endswith(f".{tag}") else f"{name}.{tag}"
     return LoadedWeights(model.state_dict(), f"timm's {full}", noted=model.pretrained_cfg)
@@ -152,12 +142,7 @@ def _offline_without_names() -> Iterator[None]:
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
-    host = urlsplit(constants.ENDPOINT).hostname
-    try:
-        if not getproxies():  # a proxy resolves names itself
-            socket.getaddrinfo(host, None)
-    except OSError:
-        constants.HF_HUB_OFFLINE = True
+    constants.HF_HUB_OFFLINE = is_hub_unknown()
     try:
         yield
     finally:

@@ -39,7 +39,6 @@ from trainyard.run.pretrained import choose_weights
 from trainyard.run.temperature import Temperatures, calibrate
 from trainyard.training import checkpoint
 from trainyard.training.evaluate import ONE_VIEW, Views
-from trainyard.training.label_scores import LabelScores
 from trainyard.training.precision import use_precision
 from trainyard.training.predictions import Predictions, reassessed_top1, summary
 from trainyard.training.reliability import calibration_error, wilson
@@ -175,10 +174,7 @@ def evaluate_checkpoint(
         calibrated = _calibrated(
             config, feeds, data, models, options=options, path=path, console=console
         )
-        scores, bad = _predicted(config, feeds, data, models, views=options.views, console=console)
-        unread = LeftOut()
-        for _, file, _, reason in sorted({row for of in gather(world, bad) for row in of}):
-            unread.add(reason, file)
+        scores, unread = _predicted(config, feeds, data, models, options, console=console)
         with together(world):
             return _result(
                 data, scores, classes, options, unread=unread, best=best, calibrated=calibrated
@@ -190,18 +186,26 @@ def _predicted(
     feeds: Feeds,
     data: DataSet,
     models: Mapping[str, nn.Module],
+    options: EvaluationOptions,
     *,
-    views: Views,
     console: Console,
-) -> tuple[dict[str, Predictions] | dict[str, LabelScores], list[BadSample]]:
-    """The predictions of models by prefix, and the images of this rank that cannot be read."""
+) -> tuple[dict[str, Any], LeftOut]:
+    """The scores by prefix, and the images of all ranks that could not be read, by reason."""
     title, index, bad = f"evaluating on {data.where}", data.index, list[BadSample]()
     with shown(config, feeds, index, title=title, console=console) as batches:
-        by_prefix = {prefix_of(name): model for name, model in models.items()}
-        noted = counted(batches, 1, len(index), lambda batch, _: bad.extend(batch.bad))
-        numbers = data.numbers
-        found = predict(config, feeds, noted, by_prefix, index=index, numbers=numbers, views=views)
-    return found, bad
+        scores: dict[str, Any] = predict(
+            config,
+            feeds,
+            counted(batches, 1, len(index), lambda batch, _: bad.extend(batch.bad)),
+            {prefix_of(name): model for name, model in models.items()},
+            index=index,
+            numbers=data.numbers,
+            views=options.views,
+        )
+    unread = LeftOut()
+    for sample in sorted({each for of_rank in gather(feeds.world, bad) for each in of_rank}):
+        unread.add(sample.reason, sample.file)
+    return scores, unread
 
 
 def _calibrated(

@@ -4,7 +4,6 @@ import errno
 import fcntl
 import json
 import os
-import shlex
 import socket
 import sys
 import time
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from trainyard.compare import ROUNDING, differences
+from trainyard.compare import ROUNDING, check_same_recipe, differences
 from trainyard.config import RunConfig, load_recipe, to_toml
 from trainyard.course import Course
 from trainyard.data._native import is_built
@@ -46,7 +45,6 @@ _NOT_FINITE = "the gradient was not finite for many updates running"
 _OF_LOSS = "loss."  # of conditions on files
 _AGAIN_S = 1.0
 _LOOK_S = 0.1  # for `trainyard runs`, which takes a lock for a moment to see whether it is held
-_OF_THE_END = ("length", "patience")  # keys of [run] that may change in a run which is named
 _ROOM = 200  # bytes for the paths in a run directory: the first save would be too late to find out
 # Keys that only the process reads that has them: paths, threads, and what the first rank reports.
 _OF_A_HOST = frozenset(
@@ -244,41 +242,8 @@ def _has_begun(folder: RunDirectory) -> bool:
 
 def check_same(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]) -> None:
     """CheckpointError or DataError for a directory with a run of another recipe or other data."""
-    _check_same_recipe(folder, config)
+    check_same_recipe(folder, config)
     _check_same_data(folder, fingerprints)
-
-
-def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
-    option = f"--run.resume {shlex.quote(str(folder.path))}"
-    if not folder.recipe.exists():
-        raise CheckpointError(
-            "run.recipe-missing",
-            "{path} is missing, which records the recipe of the run: restore it, or start another "
-            "run from the checkpoint: --run NEW {option}",
-            path=folder.recipe,
-            option=option,
-        )
-    recorded = load_recipe(str(folder.recipe))
-    changed = differences(recorded, config)
-    ends = [
-        f"--run.{key} {shlex.quote(f'{now}'.lower())}"
-        for key in _OF_THE_END
-        if (now := getattr(config.run, key)) != getattr(recorded.run, key)
-    ]
-    is_of_end = len(ends) == len(changed)
-    if changed and not (is_of_end and folder.is_named):
-        hint = ""
-        if is_of_end:
-            again = f"trainyard train {shlex.quote(str(folder.path))} {' '.join(ends)}"
-            hint = f"; to train on from its end: {again}"
-        raise CheckpointError(
-            "run.recipe-differs",
-            "{path} holds a run of another recipe ({changes}): use the same recipe to resume it, "
-            "or choose another directory with --run{hint}",
-            path=folder.path,
-            changes="; ".join(changed),
-            hint=hint,
-        )
 
 
 def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None:

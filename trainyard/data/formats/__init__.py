@@ -1,5 +1,6 @@
 """The formats of data sets: each finds the samples of a location and their bytes."""
 
+import os
 from collections.abc import Sequence
 from fnmatch import filter as matching
 from functools import cache
@@ -65,12 +66,14 @@ def recognise(place: ResolvedLocation) -> str:
             location=place.location,
             hint=hint,
         )
+    unpacked = os.path.splitext(place.location)[0]
+    beside = f"; did you mean {unpacked}?" if os.path.isdir(unpacked) else ""
     raise DataError(
         "data.unknown-format",
         "{location}: not a known format; expected a folder, tars, TFRecords, HDF5, Parquet, "
         "packed files, or a list of images (.csv, .tsv, .txt, .lst, .json, .jsonl){hint}",
         location=place.location,
-        hint=remedy([place.location]),
+        hint=remedy([place.location]) or beside,
     )
 
 
