@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -188,6 +189,15 @@ def test_predictions_have_names_and_whole_numbers(finished: Path) -> None:
     np.add.at(matrix, (found.labels, found.scores.guess), 1)
     assert matrix.sum() == 364
     assert found.classes == tuple("0123456789")
+    assert [Path(file).parent.name for file in found.files] == [*map(str, found.labels)]
+
+
+def test_predictions_of_data_that_is_gone_have_no_files(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder, symlinks=True)
+    recipe = (folder / "recipe.toml").read_text()
+    (folder / "recipe.toml").write_text(recipe.replace("/val", "/gone"))
+    assert trainyard.predictions(folder).files == ()
 
 
 def test_keys_that_change_no_evaluation_are_refused(finished: Path) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from trainyard.config import RunConfig
+    from trainyard.files import RunDirectory
     from trainyard.monitor.history import History
     from trainyard.monitor.outcome import Outcome
     from trainyard.training.recorded import Recorded
@@ -119,10 +120,11 @@ def predictions(run: StrPath) -> "Recorded":
 
     `.labels` is int32[samples], and `.classes` the names of the numbers; `.scores` has columns of
     all samples: `guess` (int64), `confidence`, `rank_of_truth` (1: the true class is the best)
-    and `loss`; `.step` is the step of the weights. The name of the file of sample i is
-    `open_index(VAL_DATA).locate(i)[0]`. With lists of labels, `.labels` is bool[samples, classes],
-    and `.scores` has `logits`, float32[classes, samples], and `read`, bool[samples]. DataError if
-    there are none yet, or of an evaluation behind which the run went back alone.
+    and `loss`; `.step` is the step of the weights. `.files` has the path or URL of each sample; it
+    is empty where the validation data is not there or has changed. With lists of labels, `.labels`
+    is bool[samples, classes], and `.scores` has `logits`, float32[classes, samples], and `read`,
+    bool[samples]. DataError if there are none yet, or of an evaluation behind which the run went
+    back alone.
     """
     from dataclasses import replace
 
@@ -153,11 +155,30 @@ def predictions(run: StrPath) -> "Recorded":
             path=path,
             step=recorded.step,
         )
-    recorded = recorded._replace(classes=tuple(progress["classes"]))
+    classes = tuple(progress["classes"])
+    recorded = recorded._replace(classes=classes, files=_files(RunDirectory(Path(run)), classes))
     if not hasattr(recorded.scores, "guess"):
         return recorded
     numbers = recorded.scores.guess.astype(np.int64)
     return recorded._replace(scores=replace(recorded.scores, guess=numbers))
+
+
+def _files(run: "RunDirectory", classes: Sequence[str]) -> tuple[str, ...]:
+    """The files of a run's validation samples; () if its data is not there or has changed."""
+    from trainyard.config import load_recipe
+    from trainyard.data.open_datasets import open_validation
+    from trainyard.errors import TrainyardError
+    from trainyard.files import read_json
+    from trainyard.world import World
+
+    try:
+        data = load_recipe(str(run.recipe)).data
+        index = open_validation(data, classes, World(), lambda *_: None)
+        before = read_json(run.environment)["fingerprints"]["val"]
+    except (TrainyardError, OSError, ValueError, KeyError, TypeError):
+        return ()
+    is_same = index.fingerprint == before
+    return tuple(index.locate(n)[0] for n in range(len(index))) if is_same else ()
 
 
 def evaluation_recipe(

@@ -26,6 +26,8 @@ class Recorded(NamedTuple):
     """Predictions, or LabelScores for images with lists of labels."""
     classes: tuple[str, ...] = ()
     """Names by class number, where they are known."""
+    files: tuple[str, ...] = ()
+    """Paths or URLs by sample number; empty where the data is not there or has changed."""
 
     def is_of(self, best: Report) -> bool:
         """False if these predictions belong to an evaluation that a rollback removed."""
