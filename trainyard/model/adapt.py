@@ -62,7 +62,9 @@ def adapt_weights(
         )
     loaded = {k: w for k, w in weights.items() if k in tensors and w.shape == tensors[k].shape}
     model.load_state_dict(loaded, strict=False)
-    began = f"began with {len(loaded)} of {len(tensors)} tensors from {source.description}"
+    learned = [key for key in tensors if not key.endswith(_HARMLESS)]
+    count = sum(key in loaded for key in learned)
+    began = f"began with {count} of {len(learned)} tensors from {source.description}"
     return Adapted([began, *log], why)
 
 
