@@ -1,8 +1,11 @@
 """trainyard.torch and trainyard.numpy: the loader in a loop of the user's own."""
 
+import copy
 import gc
 import os
+import pickle
 import shutil
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +21,7 @@ from tests.errors import raises
 from tests.spawn import spawn
 from trainyard import Loader, LoaderSpec, Normalise, RandomResizedCrop, ShuffledPlan, open_index
 from trainyard import numpy as of_numpy
+from trainyard.errors import InputError
 from trainyard.torch import TorchLoader, loader
 from trainyard.world import World
 
@@ -367,16 +371,100 @@ def _children() -> set[str]:
     }
 
 
+def _cycle(source: Any, iterator: Any) -> None:
+    both = [source, iterator]
+    both.append(both)
+
+
+def _throw(source: Any, iterator: Any) -> None:
+    with pytest.raises(ZeroDivisionError):
+        iterator.throw(ZeroDivisionError())
+
+
+def _in_a_thread(source: Any, iterator: Any) -> None:
+    thread = threading.Thread(target=next, args=(iterator,))
+    thread.start()
+    thread.join()
+
+
+ENDS: dict[str, Callable[[Any, Any], object]] = {
+    "break": lambda source, iterator: None,
+    "iterator closed": lambda source, iterator: iterator.close(),
+    "closed twice": lambda source, iterator: (source.close(), source.close()),
+    "exhausted": lambda source, iterator: list(iterator),
+    "another epoch": lambda source, iterator: source.set_epoch(7),
+    "two iterations": lambda source, iterator: next(iter(source)),
+    "cycle": _cycle,
+    "throw": _throw,
+    "thread": _in_a_thread,
+}
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("end", ENDS)
+def test_after_each_end_of_a_loop_no_process_is_left(digits: Path, end: str, train: bool) -> None:
+    before = _children()
+    source = loader(digits, 64, image_size=32, train=train)
+    iterator = iter(source)
+    next(iterator)
+    ENDS[end](source, iterator)
+    del source, iterator
+    gc.collect()
+    assert _children() == before
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_an_iteration_of_a_closed_loader_says_so(made: Any, digits: Path, train: bool) -> None:
+    """It died of signal 9, as of too little memory."""
+    source = made(digits, train=train)
+    iterator = iter(source)
+    next(iterator)
+    source.close()
+    with raises("loader.closed"):
+        next(iterator)
+
+
+def test_two_loaders_at_a_time_have_the_batches_of_one_alone(made: Any, digits: Path) -> None:
+    train, val = made(digits), made(digits, train=False)
+    both = list(zip(train, val, strict=False))
+    assert_same([some for some, _ in both], batches(made(digits), len(both)))
+    assert_same([others for _, others in both], batches(made(digits, train=False)))
+
+
+def test_the_epoch_of_a_call_inside_of_a_loop_is_the_next_one(made: Any, digits: Path) -> None:
+    train, other = made(digits), made(digits)
+    for _ in train:
+        train.set_epoch(3)
+    other.set_epoch(3)
+    assert_same(batches(train), batches(other))
+
+
+def test_a_loader_is_not_copied(made: Any, digits: Path) -> None:
+    train = made(digits)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with raises("loader.no-copy"):
+            copied(train)
+
+
 def test_a_fork_leaves_its_parents_loader_alone(made: Any, digits: Path) -> None:
     train, other = made(digits, 8), made(digits, 8)
     iterator = iter(train)
     next(iterator)
     child = os.fork()
     if not child:
+        refused = [_refusal(iterator), _refusal(iter(train))]
         train.close()
-        os._exit(0)
-    os.waitpid(child, 0)
+        os._exit(refused != ["loader.other-process"] * 2)
+    assert os.waitpid(child, 0)[1] == 0
     assert_same(list(iterator), batches(other)[1:])
+
+
+def _refusal(iterator: Iterator[Any]) -> str:
+    try:
+        next(iterator)
+    except InputError as error:
+        return error.code
+    return ""
 
 
 def _on_a_rank(world: World, digits: str) -> tuple[list[int], int, dict[str, Any]]:

@@ -35,7 +35,8 @@ class TrainyardError(Exception):
         self.code, self.text, self.fields = code, text or SHARED.get(code, ""), fields
 
     def __str__(self) -> str:
-        return self.text.format_map(self.fields)
+        # Without a text what should be a code is a message: torch's workers make errors so.
+        return self.text.format_map(self.fields) if self.text else self.code
 
     def packed(self) -> tuple[str, str, dict[str, "Plain"]]:
         """Code, text and fields as JSON can hold them: fields that are no numbers become text."""

@@ -160,8 +160,8 @@ class TorchLoader(Closing):
         self._seen_bad = set[int]()
         self._turn = 0
         self._soft = _soft_targets(feeds, index)
-        self._open = ExitStack()
-        self._end = weakref.finalize(self, _close_here, self._open, os.getpid())
+        self._open, self._process = ExitStack(), os.getpid()
+        self._end = weakref.finalize(self, _close_here, self._open, self._process)
 
     @property
     def sampler(self) -> Self:
@@ -188,13 +188,28 @@ class TorchLoader(Closing):
         """Ends the loader's process; so do the end of the program and of the last reference."""
         self._end()
 
+    def __reduce__(self) -> Any:
+        raise InputError(
+            "loader.no-copy",
+            "a loader holds a process and cannot be copied or pickled: make another one, and give "
+            "it state_dict()",
+        )
+
     def _begin(self) -> int:
-        if not self._end.alive:
-            raise InputError("loader.closed", "the loader is closed: make another one")
         self._turn += 1
+        self._check(self._turn)
         return self._turn
 
-    def _check_turn(self, turn: int) -> None:
+    def _check(self, turn: int) -> None:
+        """InputError unless this iteration may read on."""
+        if os.getpid() != self._process:
+            raise InputError(
+                "loader.other-process",
+                "the loader was made before this process was forked, and its batches are those of "
+                "the other: make it here; with a DataLoader around it, num_workers=0",
+            )
+        if not self._end.alive:
+            raise InputError("loader.closed", "the loader is closed: make another one")
         if turn != self._turn:
             raise InputError(
                 "loader.two-iterators",
@@ -326,12 +341,12 @@ class TrainingLoader(TorchLoader):
         if position != self._position:
             self._feed.seek(*divmod(position, self._feeds.global_batch))
             self._position = position
+        self._next = (epoch + 1, 0)
         for step in range(first, self._len):
-            self._check_turn(turn)
+            self._check(turn)
             batch = next(self._feed)
             self._position += self._feeds.global_batch
             self._epoch, self._step = divmod(epoch * self._len + step + 1, self._len)
-            self._next = (epoch + 1, 0)
             yield self._given(batch)
 
     def _samples(self, epoch: int, step: int) -> int:
@@ -364,8 +379,8 @@ class EvaluationLoader(TorchLoader):
         turn = self._begin()
         with self._passes.one() as feed:
             for batch in feed:
-                self._check_turn(turn)
                 yield self._given(batch)
+                self._check(turn)
 
 
 def _evaluation_plan(num_images: int, feeds: Feeds) -> OnePassPlan:

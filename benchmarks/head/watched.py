@@ -3,7 +3,7 @@
 python -m benchmarks.head.watched FILE SEED PROGRAM [ARGUMENTS ...]
 
 PROGRAM is the path of a script or the name of a module. torchvision's reference builds models of
-torchvision's own register by name: timm's test_resnet is put there, and resnet18 replaced.
+torchvision's own register by name: timm's small ones are put there, and resnet18 replaced.
 """
 
 import runpy
@@ -17,7 +17,7 @@ import torch
 import torchvision
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-MODELS = ("test_resnet", "resnet18")
+MODELS = ("test_resnet", "test_vit", "resnet18")
 
 
 def register(name: str) -> None:

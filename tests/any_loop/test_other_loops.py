@@ -14,22 +14,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.loaders.environments import install, python_of
-from tests.docs.pages import DOCS, ROOT, blocks
+from tests.any_loop.patched import FILES, PAGE, patched
+from tests.docs.pages import ROOT, blocks
 
 HERE = Path(__file__).parent
 PROGRAMS = sorted(HERE.glob("programs/with_*.py"))
-PAGE = DOCS / "other-loops.md"
 CHECKOUTS = ROOT / "build" / "checkouts"
 EPOCH = 22  # steps of 64 images
 KILL_AFTER = 38
-# What both scripts have fixed for GPUs, where they have two ranks.
-ON_CPUS = {
-    "device_ids=[device], ": "",
-    ", device_ids=[args.gpu]": "",
-    "torch.cuda.set_device(args.gpu)": "pass",
-    '"nccl"': '"gloo"',
-    'device="cuda"': 'device="cpu"',
-}
 
 Words = list[str]
 
@@ -83,7 +75,8 @@ def test_a_killed_run_goes_on_in_mid_epoch(
         python = sys.executable
 
     def words(folder: Path) -> Words:
-        return [str(program), str(digits), str(folder), str(ranks)]
+        of_ray = [str(ranks)] if program.stem == "with_ray" else []
+        return [str(program), str(digits), str(folder), *of_ray]
 
     assert EPOCH < check(python, ranks, tmp_path, words) < KILL_AFTER
 
@@ -93,26 +86,16 @@ def ranks(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
-def patched(name: str, file: str, folder: Path) -> Path:
-    """A script of a checkout with the change of the page, its neighbours beside it."""
-    place = CHECKOUTS / name / file
-    if not place.is_file():
-        pytest.skip(f"needs a checkout: {place}")
-    for source in place.parent.glob("*.py"):
-        text = source.read_text()
-        for old, new in ON_CPUS.items():
-            text = text.replace(old, new)
-        (folder / source.name).write_text(text)
-    (change,) = (b.text for b in blocks(PAGE) if b.text.startswith(f"--- {name}/{file}\n"))
-    words = ["patch", "--no-backup-if-mismatch", str(folder / place.name)]
-    subprocess.run(words, input=change, text=True, check=True, capture_output=True)
-    return folder / place.name
+def script_of(name: str, folder: Path) -> Path:
+    if not (CHECKOUTS / name / FILES[name]).is_file():
+        pytest.skip(f"needs a checkout: {CHECKOUTS / name}")
+    return patched(name, CHECKOUTS / name, folder)
 
 
 @pytest.mark.night
 @pytest.mark.parametrize("schedule", ["--sched-on-updates", "--sched=step"])
 def test_timm(ranks: int, schedule: str, digits: Path, tmp_path: Path) -> None:
-    script = patched("timm", "train.py", tmp_path)
+    script = script_of("timm", tmp_path)
 
     def words(folder: Path) -> Words:
         told = ["--data-dir", str(digits), "--model=test_resnet", "--num-classes=10", schedule]
@@ -126,7 +109,7 @@ def test_timm(ranks: int, schedule: str, digits: Path, tmp_path: Path) -> None:
 
 @pytest.mark.night
 def test_torchvision(ranks: int, digits: Path, tmp_path: Path) -> None:
-    script = patched("vision", "references/classification/train.py", tmp_path)
+    script = script_of("vision", tmp_path)
 
     def words(folder: Path) -> Words:
         told = ["--data-path", str(digits), "--model=shufflenet_v2_x0_5", "--device=cpu"]
