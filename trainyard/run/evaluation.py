@@ -174,7 +174,7 @@ def evaluate_checkpoint(
         calibrated = _calibrated(
             config, feeds, data, models, options=options, path=path, console=console
         )
-        scores, unread = _predicted(config, feeds, data, models, options, console=console)
+        scores, unread = _predicted(config, feeds, data, models, options=options, console=console)
         with together(world):
             return _result(
                 data, scores, classes, options, unread=unread, best=best, calibrated=calibrated
@@ -186,8 +186,8 @@ def _predicted(
     feeds: Feeds,
     data: DataSet,
     models: Mapping[str, nn.Module],
-    options: EvaluationOptions,
     *,
+    options: EvaluationOptions,
     console: Console,
 ) -> tuple[dict[str, Any], LeftOut]:
     """The scores by prefix, and the images of all ranks that could not be read, by reason."""
