@@ -70,6 +70,10 @@ def _class_name(run: Run, label: int) -> str:
 # --- classes ---
 
 
+def _num_classes(count: int) -> str:
+    return "1 class" if count == 1 else f"{count:,} classes"
+
+
 def _classes(run: Run, recorded: Recorded) -> tuple[Html, dict[str, Any]]:
     """A histogram of many classes, and their table."""
     k = 4 if run.shows_top5 else 3
@@ -83,7 +87,7 @@ def _classes(run: Run, recorded: Recorded) -> tuple[Html, dict[str, Any]]:
     ]
     top1 = np.array([shares[0] for *_, shares in rows])
     text = (
-        f"{len(rows):,} classes; the median is recognised in {np.median(top1):.1%} of its images, "
+        f"{_num_classes(len(rows))}; the median is recognised in {np.median(top1):.1%} of its images, "
         f"a tenth of the classes in {np.quantile(top1, 0.1):.1%} or fewer."
     )
     head = ["Class", "Images", *("Recall", "Precision", "F1", "Top-5")[:k]]
@@ -100,7 +104,7 @@ def _listed_classes(run: Run, recorded: Recorded) -> tuple[Html, dict[str, Any]]
         if row.samples
     ]
     text = (
-        f"{len(rows):,} classes. F1 is of the images that have the class and those that the model "
+        f"{_num_classes(len(rows))}. F1 is of the images that have the class and those that the model "
         "gives a probability above 50%."
     )
     columns, data = _class_table(["Class", "Images", "Average precision", "F1"], rows)
@@ -125,7 +129,9 @@ def _histogram(top1: NDArray[np.float64]) -> Html:
     counts = np.histogram(top1, _BINS, (0, 1))[0].tolist()
     bars = []
     for n, count in enumerate(counts):
-        tip = tag("title", f"{count:,} classes between {n / _BINS:.0%} and {(n + 1) / _BINS:.0%}")
+        tip = tag(
+            "title", f"{_num_classes(count)} between {n / _BINS:.0%} and {(n + 1) / _BINS:.0%}"
+        )
         box = {"x": n + 0.04, "y": max(counts) - count, "width": 0.92, "height": count}
         bars.append(tag("rect", tip, **box, class_="bar"))
     label = f"Classes by top-1 accuracy: {int((top1 < 0.5).sum())} of {len(top1)} below 50%"
