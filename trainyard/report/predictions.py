@@ -87,8 +87,8 @@ def _classes(run: Run, recorded: Recorded) -> tuple[Html, dict[str, Any]]:
     ]
     top1 = np.array([shares[0] for *_, shares in rows])
     text = (
-        f"{_num_classes(len(rows))}; the median is recognised in {np.median(top1):.1%} of its images, "
-        f"a tenth of the classes in {np.quantile(top1, 0.1):.1%} or fewer."
+        f"{_num_classes(len(rows))}; the median is recognised in {np.median(top1):.1%} of its "
+        f"images, a tenth of the classes in {np.quantile(top1, 0.1):.1%} or fewer."
     )
     head = ["Class", "Images", *("Recall", "Precision", "F1", "Top-5")[:k]]
     columns, data = _class_table(head, rows)
@@ -104,8 +104,8 @@ def _listed_classes(run: Run, recorded: Recorded) -> tuple[Html, dict[str, Any]]
         if row.samples
     ]
     text = (
-        f"{_num_classes(len(rows))}. F1 is of the images that have the class and those that the model "
-        "gives a probability above 50%."
+        f"{_num_classes(len(rows))}. F1 is of the images that have the class and those that the "
+        "model gives a probability above 50%."
     )
     columns, data = _class_table(["Class", "Images", "Average precision", "F1"], rows)
     return join(about(text), columns), data
