@@ -2,8 +2,9 @@
 
 python -m benchmarks.suspects FOLDER [--only SET ...] [--seeds 3] [--hardware NAME]
 
-5% of the training labels are made wrong, by `data.corrections`: of the digits, and of Fashion-MNIST
-(Debian's dataset-fashion-mnist). Probabilities are those of a run for the images that it was
+5% of the training labels are made wrong, by `data.corrections`: of the digits, and of the 10,000
+test images of Fashion-MNIST (Debian's dataset-fashion-mnist), for a small network that trains for 8
+epochs. Probabilities are those of a run for the images that it was
 trained on, and those of the runs of five folds for images that they were not trained on. `pip
 install cleanlab` gets its find_label_issues, which is used as it is by default. FOLDER is for data,
 runs, and their rows in `suspects.jsonl`, to which further sets and seeds are added.
@@ -38,6 +39,19 @@ from trainyard.world import World
 
 WRONG, FOLDS, AT_ONCE = 0.05, 5, 1000
 SETS: dict[str, list[str]] = {"digits": [], "fashion-mnist": [str(SOURCE)]}
+KEYS: dict[str, dict[str, Any]] = {
+    "digits": {},
+    "fashion-mnist": {
+        "model.name": "benchmarks.fashion_mnist:network",
+        "model.options": {},
+        "optim.lr": 0.1,
+        "optim.lr_scale": [],
+        "batch.size": 128,
+        "batch.precision": "fp32",
+        "run.length": "8 epochs",
+        "run.eval_every": "8 epochs",
+    },
+}
 Floats = NDArray[np.float32]
 
 
@@ -46,8 +60,10 @@ def locations(folder: Path, name: str) -> tuple[str, str]:
     data = folder / name
     if not data.exists():
         trainyard(["data", "prepare", name, *SETS[name], str(data)])
-    of = (data / "{}" if name == "digits" else data / f"{name}-{{}}-000000.packed").as_posix()
-    return of.format("train"), of.format("val")
+    if name == "digits":
+        return str(data / "train"), str(data / "val")
+    train, test = (str(data / f"{name}-{part}-000000.packed") for part in ("train", "val"))
+    return test, train
 
 
 def make_wrong(path: str, index: Index, seed: int) -> NDArray[np.bool_]:
@@ -91,7 +107,7 @@ def measured(folder: Path, name: str, seed: int) -> Iterator[dict[str, Any]]:
     is_wrong = make_wrong(path, index, seed)
     wrong = clean.data.model_copy(update={"corrections": path})
     labels = np.array(opened(wrong, "train").label, np.int64)
-    keys = {"data.train": place, "data.corrections": path, "run.seed": seed}
+    keys = {"data.train": place, "data.corrections": path, "run.seed": seed} | KEYS[name]
     folds = [{"data.val_fold": f"{n + 1}/{FOLDS}"} for n in range(FOLDS)]
     for kind, parts in (("own run", [{"data.val": val}]), ("folds", folds)):
         shares = np.zeros((len(index), len(index.classes)), np.float32)

@@ -187,7 +187,7 @@ def test_suspects_are_no_predictions() -> None:
     """`--out s.csv` would have written those."""
     error = refused("evaluate", "x", "--suspects", "s.csv")
     check(error, UNKNOWN, option="--suspects")
-    assert "--out FOLDER" in str(error.fields["hint"])
+    assert "trainyard suspects x" in str(error.fields["hint"])
 
 
 @pytest.mark.parametrize("option", ["--gpus", "--ranks", "--device", "--nproc"])
