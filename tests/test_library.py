@@ -139,7 +139,7 @@ def test_two_ranks_train_as_one(here: Path) -> None:
 def test_the_calls_of_the_page(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
     exec(changed(BLOCKS["api"], {'"8 epochs"': '"20 steps"'}), names)
-    outcome, scores = names["outcome"], names["scores"]
+    outcome, scores = names["outcome"], names["found"].scores
     assert (outcome.step, outcome.stopped) == (20, None)
     found = trainyard.evaluate("runs/api")
     assert found["top1"] == outcome.best["top1"] == (scores.rank_of_truth == 1).mean()
