@@ -79,6 +79,7 @@ ALIASES = """
 --out runs/a | --run runs/a
 """
 SAID = {"--batch.size": " (of all ranks together)", "--data.threads": " (of each rank)"}
+SAID |= {"--run.resume auto": " (the same command goes on with its run by itself)"}
 
 
 @pytest.mark.parametrize("line", ALIASES.strip().splitlines())
@@ -88,7 +89,7 @@ def test_usual_words_are_aliases(command: str, line: str) -> None:
     words, remarks = with_our_names(shlex.split(f"{command} {theirs} --json"))
     name, value = shlex.split(ours)
     assert words == [*command.split(), f"{name}={value}", "--json"]
-    assert remarks == [f"{theirs} is {ours}{SAID.get(name, '')}"]
+    assert remarks == [f"{theirs} is {ours}{SAID.get(name) or SAID.get(ours, '')}"]
     assert with_our_names(shlex.split(f"evaluate x {theirs}"))[1] == []
 
 
