@@ -68,9 +68,9 @@ def run(job: Run, options: argparse.Namespace) -> Run:
     words = PROGRAMS[program](of, data, place, options)
     if ours:
         script = patched(program, getattr(options, program), place)
-        text = script.read_text().replace(
-            "args.batch_size, ", f"args.batch_size, threads={cores}, "
-        )
+        text = script.read_text()
+        for given in ("args.data_dir, args.batch_size, ", "args.data_path, args.batch_size, "):
+            text = text.replace(given, f"{given}threads={cores}, ")
         script.write_text(text)
         words[0] = str(script)
     steps = options.images // SHARES[network] // of.batch

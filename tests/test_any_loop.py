@@ -5,7 +5,10 @@ import gc
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +22,7 @@ from torch.nn import functional as F
 
 from tests.errors import raises
 from tests.spawn import spawn
+from tests.tiers import tiered
 from trainyard import Loader, LoaderSpec, Normalise, RandomResizedCrop, ShuffledPlan, open_index
 from trainyard import numpy as of_numpy
 from trainyard.errors import InputError
@@ -444,6 +448,39 @@ def test_a_loader_is_not_copied(made: Any, digits: Path) -> None:
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         with raises("loader.no-copy"):
             copied(train)
+
+
+PROGRAM = """import os, signal, sys, threading
+from pathlib import Path
+from trainyard.torch import loader
+source = loader(sys.argv[1], 8, image_size=32)  # without if __name__ == "__main__"
+iterator = iter(source)
+next(iterator)
+print(Path("/proc/self/task", str(os.getpid()), "children").read_text(), flush=True)
+"""
+PROGRAM_ENDS = {
+    "end": "",
+    "exit": "sys.exit(3)",
+    "error": "raise ValueError",
+    "at once": "os._exit(0)",
+    "daemon thread": "threading.Thread(target=list, args=(source,), daemon=True).start()",
+    "another program": "os.execv(sys.executable, [sys.executable, '-c', ''])",
+    "fork": "os.fork()",
+    **{name: f"os.kill(os.getpid(), signal.{name})" for name in ("SIGINT", "SIGTERM", "SIGKILL")},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", tiered(PROGRAM_ENDS, night=PROGRAM_ENDS.keys() - {"SIGKILL"}))
+def test_after_the_end_of_a_program_no_process_is_left(digits: Path, end: str) -> None:
+    words = [sys.executable, "-c", PROGRAM + PROGRAM_ENDS[end], str(digits)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    started = done.stdout.split()
+    assert started, done.stderr
+    deadline = time.monotonic() + 20
+    while left := [pid for pid in started if Path("/proc", pid).exists()]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
 
 
 def test_a_fork_leaves_its_parents_loader_alone(made: Any, digits: Path) -> None:

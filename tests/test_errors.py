@@ -15,7 +15,7 @@ import pytest
 import trainyard
 from tests.command_line import run
 from trainyard import command_line, errors
-from trainyard.errors import SHARED, DataError, DiskError, Requeued, Stopped, TrainyardError
+from trainyard.errors import SHARED, DataError, DiskError, InputError, Requeued, Stopped, TrainyardError
 from trainyard.world import World
 
 ROOT = Path(trainyard.__file__).parent
@@ -111,6 +111,11 @@ def test_an_error_keeps_its_code_and_fields_between_processes() -> None:
         assert (copied.code, copied.fields) == ("data.not-there", {"path": "value"})
         assert str(copied) == "value: not there"
         assert copied.exit_code == 7
+
+
+def test_a_message_alone_is_shown() -> None:
+    """As the workers of torch's DataLoader make an error anew; nothing was shown."""
+    assert str(InputError("Caught {in} a worker")) == "Caught {in} a worker"
 
 
 def test_a_stop_has_a_code_of_its_own() -> None:
