@@ -15,7 +15,15 @@ import pytest
 import trainyard
 from tests.command_line import run
 from trainyard import command_line, errors
-from trainyard.errors import SHARED, DataError, DiskError, InputError, Requeued, Stopped, TrainyardError
+from trainyard.errors import (
+    SHARED,
+    DataError,
+    DiskError,
+    InputError,
+    Requeued,
+    Stopped,
+    TrainyardError,
+)
 from trainyard.world import World
 
 ROOT = Path(trainyard.__file__).parent
