@@ -14,7 +14,8 @@ _NO_FIGURE = re.compile(r"`[^`]*`|\]\(\S*\)")
 
 
 @pytest.mark.parametrize(
-    ("page", "least"), [("compare", 100), ("averaging", 25), ("fine-tuning", 5), ("estimate", 8)]
+    ("page", "least"),
+    [("compare", 100), ("averaging", 25), ("fine-tuning", 5), ("estimate", 8), ("any-loop", 20)],
 )
 def test_every_figure_stands_in_its_source(page: str, least: int) -> None:
     """In sentences, of a source that their paragraph names, and in tables, of the last one before.
