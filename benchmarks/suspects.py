@@ -7,13 +7,13 @@ test images of Fashion-MNIST (Debian's dataset-fashion-mnist), for a small netwo
 epochs. Probabilities are those of a run for the images that it was
 trained on, and those of the runs of five folds for images that they were not trained on. `pip
 install cleanlab` gets its find_label_issues, which is used as it is by default. FOLDER is for data,
-runs, and their rows in `suspects.jsonl`, to which further sets and seeds are added.
+runs, and their rows in `suspects.jsonl`, to which further sets and seeds are added; --seeds 0
+writes the table alone.
 """
 
 import argparse
 import csv
 import json
-import statistics
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -90,7 +90,7 @@ def scores(run: Path, index: Index, samples: NDArray[np.int64]) -> Floats:
 
 
 def ours(shares: Floats, labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The samples that `trainyard suspects` lists."""
+    """The samples that `trainyard suspects` lists, in its order."""
     of_label = shares[np.arange(len(labels)), labels]
     rank = 1 + (shares > of_label[:, None]).sum(1)
     guess, sure = shares.argmax(1), shares.max(1)
@@ -129,6 +129,7 @@ def measured(folder: Path, name: str, seed: int) -> Iterator[dict[str, Any]]:
                 "wrong": int(is_wrong.sum()),
                 "listed": len(found),
                 "hits": int(is_wrong[found].sum()),
+                "first": int(is_wrong[found[: is_wrong.sum()]].sum()),
             }
 
 
@@ -137,27 +138,32 @@ def opened(data: DataConfig, split: Literal["train", "val"]) -> Index:
 
 
 def cleanlabs(shares: Floats, labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The samples that cleanlab lists."""
+    """The samples that cleanlab lists, in its order."""
     from cleanlab.filter import find_label_issues
 
-    return np.flatnonzero(find_label_issues(labels, shares, n_jobs=1))
+    ranked = find_label_issues(labels, shares, n_jobs=1, return_indices_ranked_by="self_confidence")
+    return np.asarray(ranked, np.int64)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Means over the seeds."""
+    """Of all seeds together; the images listed are their mean.
+
+    The last column: the share of the wrong labels among the first images, as many as are wrong.
+    """
     lines = [
-        "| set | seeds | probabilities of | list of | images listed | precision | recall |",
-        "|---|---|---|---|---|---|---|",
+        "| set | seeds | probabilities of | list of | listed | precision | recall | found first |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     kinds = dict.fromkeys((row["set"], row["probabilities"], row["tool"]) for row in rows)
     for kind in kinds:
         of = [row for row in rows if (row["set"], row["probabilities"], row["tool"]) == kind]
-        listed_ones = statistics.mean(row["listed"] for row in of)
-        precision = statistics.mean(row["hits"] / row["listed"] for row in of)
-        recall = statistics.mean(row["hits"] / row["wrong"] for row in of)
+        found, hits, first, wrong = (
+            sum(row[key] for row in of) for key in ("listed", "hits", "first", "wrong")
+        )
         name, *rest = kind
-        shares = f"{listed_ones:,.0f} | {precision:.1%} | {recall:.1%}"
-        lines.append(f"| {name} | {len(of)} | {' | '.join(rest)} | {shares} |")
+        shares = (hits / max(found, 1), hits / wrong, first / wrong)
+        cells = [name, f"{len(of)}", *rest, f"{found / len(of):,.0f}"]
+        lines.append(f"| {' | '.join([*cells, *(f'{share:.1%}' for share in shares)])} |")
     return "\n".join(lines) + "\n"
 
 
