@@ -541,7 +541,7 @@ def test_what_torch_is_not_needed_for_is_refused_before_a_run_starts(
 ) -> None:
     """Each took 20 seconds of loading."""
     monkeypatch.setattr("trainyard.run.trainer.train", pytest.fail)
-    monkeypatch.setattr("trainyard.model.catalogue.is_hub_unknown", lambda: True)
+    monkeypatch.setattr("trainyard.model.catalogue.is_hub_unknown", lambda _: True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/nowhere")
     monkeypatch.setenv("TORCH_HOME", "/nowhere")
     check(refused(*train, finished, "--optim.lr", "0.5"), "run.recipe-differs")

@@ -356,7 +356,7 @@ def test_names_are_those_that_timm_registers() -> None:
 def test_weights_in_a_cache_need_no_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalogue, "is_hub_unknown", lambda: True)
+    monkeypatch.setattr(catalogue, "is_hub_unknown", lambda _: True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     for folder in ("models--timm--resnet18.a1_in1k", "hub"):

@@ -21,7 +21,7 @@ _FORMER = re.compile(
     r"^register_model_deprecations\(__name__, \{(.*?)^\}\)", re.MULTILINE | re.DOTALL
 )
 _NEAR = 0.8  # of difflib's ratio
-_PATIENCE_S = 1.0  # after which a server that has no name yet may have one
+_PATIENCE_S = 1.0  # of a person, for a name that may be resolved later
 
 
 @cache
@@ -59,7 +59,12 @@ def check_weights(name: str) -> None:
     of_torch = Path(os.environ.get("TORCH_HOME", Path(constants.default_home, "torch")), "hub")
     # Some weights lie under names of others than timm.
     is_cached = any(model in each or not each.startswith("models--timm--") for each in cached)
-    if is_own(name) or is_cached or any(of_torch.glob("checkpoints/*")) or not is_hub_unknown():
+    if (
+        is_own(name)
+        or is_cached
+        or any(of_torch.glob("checkpoints/*"))
+        or not is_hub_unknown(_PATIENCE_S)
+    ):
         return
     reason = f"{constants.ENDPOINT} cannot be reached"
     raise not_downloaded(name, "model.checkpoint", "timm", reason)
@@ -79,8 +84,11 @@ def not_downloaded(name: str, key: str, value: str, reason: str) -> CheckpointEr
     )
 
 
-def is_hub_unknown() -> bool:
-    """True if the name of the Hub's server cannot be resolved, or HF_HUB_OFFLINE is set."""
+def is_hub_unknown(patience_s: float | None = None) -> bool:
+    """True if the name of the Hub's server cannot be resolved, or HF_HUB_OFFLINE is set.
+
+    False if that takes more than `patience_s`; None waits.
+    """
     from huggingface_hub import constants
 
     failed: list[OSError] = []
@@ -95,5 +103,5 @@ def is_hub_unknown() -> bool:
         return bool(constants.HF_HUB_OFFLINE)
     thread = threading.Thread(target=resolve, daemon=True)
     thread.start()
-    thread.join(_PATIENCE_S)
+    thread.join(patience_s)
     return bool(failed)
