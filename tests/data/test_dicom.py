@@ -93,8 +93,8 @@ def test_values_are_mapped_from_the_range(name: str) -> None:
     assert np.array_equal(found, mapped(values_HW, *limits))
 
 
-WINDOW = {"WindowCenter": [1000, 40], "WindowWidth": [501, 80]}  # the first counts
-LINE = {"RescaleSlope": 2, "RescaleIntercept": -1024}
+WINDOW: dict[str, Any] = {"WindowCenter": [1000, 40], "WindowWidth": [501, 80]}  # the first counts
+LINE: dict[str, Any] = {"RescaleSlope": 2, "RescaleIntercept": -1024}
 WINDOWS: dict[str, tuple[bytes, NDArray[Any], Range]] = {
     "linear": (dicom(LEVELS_HW, **WINDOW), VALUES_HW, (749.5, 1249.5)),
     "of units": (dicom(LEVELS_HW, **WINDOW, **LINE), 2 * VALUES_HW - 1024, (749.5, 1249.5)),

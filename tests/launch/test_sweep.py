@@ -88,7 +88,13 @@ def test_draws_are_the_same_ones_first_within_their_ranges() -> None:
 
 def test_the_better_half_has_the_higher_means() -> None:
     assert shares(8) == [0.125, 0.25, 0.5, 1] and shares(3) == [0.5, 1] and shares(1) == [1]
-    scores = {"a": [0.1, 0.5], "b": [0.9], "c": [None], "d": [0.4], "e": [0.2]}
+    scores: dict[str, list[float | None]] = {
+        "a": [0.1, 0.5],
+        "b": [0.9],
+        "c": [None],
+        "d": [0.4],
+        "e": [0.2],
+    }
     assert better_half(scores) == ["b", "d"]
     assert better_half({"a": [None]}) == []
 
