@@ -508,7 +508,7 @@ NEEDED = {
     ("augment.cutmix", "0.5"): ("augment.mix_mode", "augment.mix_prob", "augment.switch_prob"),
     ("augment.mixup", "0.5"): ("augment.switch_prob",),
     ("data.stage", "disk"): ("data.stage_gb",),
-    ("data.val_share", "0.1"): ("data.val_seed",),
+    ("data.val_share", "0.1"): ("data.val_seed", "data.group"),
     ("data.order", "join"): ("data.samples",),
     ("data.mean", str([0.485, 0.456, 0.406])): ("data.channels",),
     ("data.std", str([0.229, 0.224, 0.225])): ("data.channels",),
