@@ -124,8 +124,7 @@ def _print(options: argparse.Namespace, count: int, images: int, folder: Path) -
         print(json.dumps(record))
         return
     what = f"{how_many(count, 'image')} of {images:,} may have a wrong label: {table}"
-    print_text(
-        what,
-        f"{page}: open it in a browser, decide, save the list, and train again with "
-        "--data.corrections LIST.csv",
-    )
+    how = f"{page}: open it in a browser, decide, save the list, and train again with "
+    how += "--data.corrections LIST.csv"
+    none = "a model that has learnt all labels by heart shows none: take the runs of several folds"
+    print_text(what, how if count else none)
