@@ -160,11 +160,13 @@ def _confusions(run: Run, recorded: Recorded, album: Album) -> Html:
         return join(about(text), table_of_matrix)
     num_wrong, (first, *_) = len(_wrong(scores)), pairs
     total = int((scores.is_read() & (recorded.labels == first.label)).sum())
-    often = f", most often {first.samples:,} of the {total:,} of" if num_wrong > 1 else ":"
+    often, share = (
+        (", most often", f" ({first.samples:,} of {total:,})") if num_wrong > 1 else (":", "")
+    )
     verb = "is" if num_wrong == 1 else "are"
     text = (
         f"{num_wrong:,} of {how_many(count, 'image')} {verb} taken for another class{often} "
-        f"{_class_name(run, first.label)} for {_class_name(run, first.guess)}."
+        f"{_class_name(run, first.label)} for {_class_name(run, first.guess)}{share}."
     )
     listed = _pairs(run, recorded, album, pairs) if matrix and matrix.which else None
     return join(about(text), table_of_matrix, listed)
