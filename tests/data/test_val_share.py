@@ -258,7 +258,7 @@ def test_a_run_is_evaluated_and_resumed_on_its_own_part(
     tree = json.loads(environment.read_text())
     tree["fingerprints"]["val"] = "of another division"
     environment.write_text(json.dumps(tree))
-    assert "differs from the data of the run" in shown(capsys, "evaluate", tmp_path / "run")
+    assert "the run may have been trained on some" in shown(capsys, "evaluate", tmp_path / "run")
     check(refused(*begin, *keys), "run.data-differs", path=f"{tmp_path}/run", split="val")
     check(refused(*begin, "--data.val_share", "0.2"), "run.recipe-differs", path=f"{tmp_path}/run")
 

@@ -68,7 +68,11 @@ def check_command(command: str) -> None:
     recipe = getattr(options, "recipe", None) or getattr(options, "name", None)
     if recipe in builtin_recipes():
         swept = words[0] == "sweep"
-        for one in [run.overrides for run in combinations(overrides)] if swept else [overrides]:
+        for one in (
+            [run.overrides for run in combinations(overrides, options.trials)]
+            if swept
+            else [overrides]
+        ):
             load_recipe(recipe, one)
     assert overrides.keys() <= all_keys().keys()
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -100,7 +101,8 @@ def sweep(options: argparse.Namespace) -> int:
     if len(left) < len(jobs):
         print_line(f"{len(jobs) - len(left)} of {len(jobs)} runs are complete already")
     settings = {job: run.repeats for job, run in zip(jobs, runs, strict=True)}
-    failed, received = _halved(settings, configs, options) if options.halve else _run(left, options)
+    runs_of = partial(_halved, settings, configs) if options.halve else partial(_run, left)
+    failed, received = runs_of(options) if left else ({}, None)
     rows = _rows([job.run for job in jobs])
     repeats = {str(job.run): run.repeats for job, run in zip(jobs, runs, strict=True)}
     _show(rows, means_of(rows, repeats), parent, options)
