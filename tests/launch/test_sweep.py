@@ -329,7 +329,7 @@ def test_a_sweep_compares_its_runs_and_does_what_is_left(
     (failed / "checkpoints").unlink()
     assert run(*base, "--optim.lr", "0.1,0.2,0.3") == 0
     assert "run 1 of 1: lr=0.2" in capfd.readouterr().err
-    monkeypatch.setattr(command, "_run", None)  # there is nothing to run any more
+    monkeypatch.setattr(command, "_run", pytest.fail)  # there is nothing to run any more
     before = newest(failed).stat().st_mtime
     assert run(*base, "--optim.lr", "0.3,0.1,0.2") == 0
     assert len(json.loads(capfd.readouterr().out)["runs"]) == 3
