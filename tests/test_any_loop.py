@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -334,19 +335,19 @@ def test_an_end_leaves_no_process(digits: Path) -> None:
     source, iterator = begun()
     assert len(_children() - before) == 1
     source.close()
-    assert _children() == before
+    assert not _children() - before
     with raises("loader.closed"):
         next(iter(source))
 
     source, iterator = begun()
     del source, iterator
     gc.collect()
-    assert _children() == before
+    assert not _children() - before
 
     with pytest.raises(KeyboardInterrupt), begun()[0] as source:
         for _ in source:
             raise KeyboardInterrupt
-    assert _children() == before
+    assert not _children() - before
 
     source, iterator = begun()
     second = iter(source)
@@ -364,15 +365,16 @@ def test_an_end_leaves_no_process(digits: Path) -> None:
     assert sum(1 for _ in val) == len(val)
     del val
     gc.collect()
-    assert _children() == before
+    assert not _children() - before
 
 
 def _children() -> set[str]:
-    return {
-        name
-        for task in os.listdir("/proc/self/task")
-        for name in Path(f"/proc/self/task/{task}/children").read_text().split()
-    }
+    """Of all threads; those of tests before may end at any time."""
+    found = set[str]()
+    for task in os.listdir("/proc/self/task"):
+        with suppress(FileNotFoundError):  # a thread that has ended
+            found |= {*Path(f"/proc/self/task/{task}/children").read_text().split()}
+    return found
 
 
 def _cycle(source: Any, iterator: Any) -> None:
@@ -414,7 +416,7 @@ def test_after_each_end_of_a_loop_no_process_is_left(digits: Path, end: str, tra
     ENDS[end](source, iterator)
     del source, iterator
     gc.collect()
-    assert _children() == before
+    assert not _children() - before
 
 
 @pytest.mark.parametrize("train", [True, False])

@@ -380,11 +380,16 @@ def _run(
             print_line(f"{name} is complete" if share == 1 else f"{name} waits")
 
     def is_enough(number: int) -> bool:
-        return share < 1 and score_at(jobs[number].run, share) is not None
+        return score_at(jobs[number].run, share) is not None
 
     is_quiet = options.json or len(devices) > 1
     received = run_jobs(
-        jobs, devices, is_quiet=is_quiet, on_start=on_start, on_end=on_end, is_enough=is_enough
+        jobs,
+        devices,
+        is_quiet=is_quiet,
+        on_start=on_start,
+        on_end=on_end,
+        is_enough=is_enough if share < 1 else None,
     )
     return failed, received
 

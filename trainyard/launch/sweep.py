@@ -44,7 +44,7 @@ def run_jobs(
     is_quiet: bool,
     on_start: Callable[[int], None],
     on_end: Callable[[End], None],
-    is_enough: Callable[[int], bool] = lambda number: False,
+    is_enough: Callable[[int], bool] | None = None,
 ) -> int | None:
     """Run jobs, as many at a time as there are `devices`: GPUs, or one that is "", for any.
 
@@ -109,14 +109,14 @@ def _await(
     process: "subprocess.Popen[bytes]",
     number: int,
     events: "queue.SimpleQueue[End | int]",
-    is_enough: Callable[[int], bool],
+    is_enough: Callable[[int], bool] | None,
 ) -> None:
     is_told = False
-    while process.poll() is None:
+    while is_enough and not is_told and process.poll() is None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_LOOK_S)
-        if not is_told and process.returncode is None and is_enough(number):
+        if process.returncode is None and is_enough(number):
             process.send_signal(signal.SIGTERM)
             is_told = True
-    code = meaning_of(process.returncode)
+    code = meaning_of(process.wait())
     events.put(End(number, 0 if is_told and code == Stopped.exit_code else code))
