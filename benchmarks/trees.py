@@ -54,7 +54,7 @@ def prepare(folder: Path) -> None:
 
 
 def programs(folder: Path) -> dict[str, list[str]]:
-    """What is measured: arguments of Python."""
+    """The arguments of Python for each row of the table."""
     files, photographs = str(folder / "files"), str(folder / "photographs")
     train = [
         *TRAIN.format(place=photographs, run=folder / "run").split(),

@@ -369,7 +369,7 @@ def test_an_end_leaves_no_process(digits: Path) -> None:
 
 
 def _children() -> set[str]:
-    """Of all threads; those of tests before may end at any time."""
+    """The children of all threads. Those of earlier tests may end at any time."""
     found = set[str]()
     for task in os.listdir("/proc/self/task"):
         with suppress(FileNotFoundError):  # a thread that has ended

@@ -189,13 +189,12 @@ def evaluation_recipe(
     RecipeError for a key without effect on an evaluation, or on one of data that are not the run's.
     """
     from trainyard.compare import check_keys, check_size
-    from trainyard.config import load_recipe, refuse_beside_data
+    from trainyard.config import DIVISION, load_recipe, refuse_beside_data
 
     overrides = overrides or {}
     check_keys(overrides, "an evaluation")
     if on_other_data:
-        names = ("train", "val", "val_share", "val_fold", "val_seed", "group", "corrections")
-        refuse_beside_data(overrides, names)
+        refuse_beside_data(overrides, ("train", "val", *DIVISION, "corrections"))
     config = load_recipe(str(run / "recipe.toml"), _plain(overrides))
     check_size(config, overrides, "an evaluation")
     if "data.stage" in overrides:

@@ -44,12 +44,8 @@ _DROPPED_KEYS = {
     "watch.trackio": False
 }  # keys in the recipe of every older run, which are dropped there
 _VALIDATION = ("val", "val_fold", "val_share")  # keys of [data]: the first one that is set is used
-_DIVISION = (
-    "data.val_share",
-    "data.val_fold",
-    "data.val_seed",
-    "data.group",
-)  # of data without val data
+DIVISION = ("val_share", "val_fold", "val_seed", "group")
+"""Keys of [data] that divide data without val data."""
 _SHAPES = ("tuple_type", "missing", "too_long")  # pydantic's errors about the length of a list
 
 
@@ -215,7 +211,8 @@ def on_data(
     from trainyard.data.index.merge import merged_splits
 
     splits = merged_splits(locations, may_share=may_share or config.data.val_part is not None)
-    divisions = [key for key in overrides if key in _DIVISION]
+    of_division = {f"data.{name}" for name in DIVISION}
+    divisions = [key for key in overrides if key in of_division]
     if splits["val"] is not None and divisions:
         raise RecipeError(
             "recipe.val-share-beside-val-data",

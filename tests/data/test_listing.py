@@ -73,6 +73,10 @@ def test_a_cell_names_the_folder_of_a_study(tmp_path: Path) -> None:
     location = write_csv(folder, "patient,label\n1,ill\n2,well\n", "all.csv")
     with raises("list.ambiguous-image", line=2, image="1"):
         open_index(location)
+    (folder / "empty").mkdir()
+    location = write_csv(folder, "path,label\nempty,x\n", "empty.csv")
+    with raises("list.image-not-a-file", line=2, image="empty"):
+        open_index(location)
     write_files(folder, {"other/2.png": b"an image"})
     location = write_csv(folder, "patient,label\n2,ill\n23,well\n", "some.csv")
     assert samples(open_index(location))[0][0] == f"{folder}/other/2.png"

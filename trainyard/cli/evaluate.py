@@ -408,7 +408,7 @@ class Suspect(NamedTuple):
     loss: float
     result: "DataSetResult"
     prefix: str
-    """Of the weights."""
+    """The weights that give the loss, as a key of `result.predictions`."""
     sample: int
 
 

@@ -73,9 +73,9 @@ class DataConfig(Section):
     """Seed of `val_share` and `val_fold`. It is not `run.seed`, so that runs with other seeds are
     validated on the same images."""
     group: str | None = None
-    """What names the group of an image, such as a patient, for `val_share` and `val_fold`: all its
-    images are on one side. A column of a list, or a regular expression of the path in `train`: its
-    parts in parentheses are the name, or all that it matches: "(patient\\d+)"."""
+    """A column of a list, or a regular expression for the path in `train`, that names the group of
+    an image, such as a patient: "(patient\\d+)". The name is the parts in parentheses, or all that
+    matches. `val_share` and `val_fold` keep the images of a group on one side."""
     corrections: str | None = None
     """A CSV of images, in `train` and `val`, whose label is wrong: `file`, its right `class` or
     nothing to leave the image out, and maybe `offset`. The page of `trainyard suspects` saves

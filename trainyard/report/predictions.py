@@ -158,7 +158,7 @@ def _confusions(run: Run, recorded: Recorded, album: Album) -> Html:
     if not pairs:
         text = f"None of {how_many(count, 'image')} is taken for another class."
         return join(about(text), table_of_matrix)
-    num_wrong, (first, *_) = len(_wrong(scores)), pairs
+    num_wrong, (first, *_) = int(scores.is_other().sum()), pairs
     total = int((scores.is_read() & (recorded.labels == first.label)).sum())
     often, share = (
         (", most often", f" ({first.samples:,} of {total:,})") if num_wrong > 1 else (":", "")
@@ -170,10 +170,6 @@ def _confusions(run: Run, recorded: Recorded, album: Album) -> Html:
     )
     listed = _pairs(run, recorded, album, pairs) if matrix and matrix.which else None
     return join(about(text), table_of_matrix, listed)
-
-
-def _wrong(scores: Predictions) -> Ids:
-    return np.flatnonzero(scores.is_read() & (scores.rank_of_truth > 1) & (scores.guess >= 0))
 
 
 def _pairs(run: Run, recorded: Recorded, album: Album, pairs: list[Confusion]) -> Html:
@@ -203,7 +199,7 @@ def worst_errors(recorded: Recorded) -> tuple[list[int], Ids]:
         losses = np.nan_to_num(scores.losses(recorded.labels), nan=np.inf).astype(np.float32)
         wrong = np.flatnonzero(((scores.logits.T > 0) != recorded.labels).any(axis=1) & scores.read)
         return _highest(losses, wrong, 2 * _ERRORS), wrong
-    wrong = _wrong(scores)
+    wrong = np.flatnonzero(scores.is_other())
     chosen = {*_highest(scores.loss, wrong, _ERRORS), *_highest(scores.confidence, wrong, _ERRORS)}
     return _highest(scores.loss, np.array(sorted(chosen), np.int64), len(chosen)), wrong
 

@@ -52,6 +52,10 @@ class Predictions:
     def is_read(self) -> NDArray[np.bool_]:
         return self.rank_of_truth > 0
 
+    def is_other(self) -> NDArray[np.bool_]:
+        """True for the samples that are taken for another class."""
+        return (self.rank_of_truth > 1) & (self.guess >= 0)
+
     def evaluation(self) -> Evaluation:
         rank, count = self.rank_of_truth[self.is_read()], max(int(self.is_read().sum()), 1)
         return Evaluation(
@@ -208,8 +212,7 @@ def suspects(predictions: Predictions) -> list[int]:
     images too (docs/learns-nothing.md has its precision and recall).
     """
     loss = predictions.loss
-    is_other = (predictions.guess >= 0) & (predictions.rank_of_truth > 1)
-    chosen = np.flatnonzero(is_other & (loss > math.log(2)))
+    chosen = np.flatnonzero(predictions.is_other() & (loss > math.log(2)))
     return [int(n) for n in chosen[np.argsort(-loss[chosen], kind="stable")]]
 
 

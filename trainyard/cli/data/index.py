@@ -58,11 +58,10 @@ def division_of(options: argparse.Namespace) -> "tuple[Side, ...]":
     """Both sides, if the data is to be divided; RecipeError for values that no recipe has."""
     if options.val_share is None and options.val_fold is None:
         return ()
-    from trainyard.config import RunConfig, override
+    from trainyard.config import DIVISION, RunConfig, override
     from trainyard.data.index.val_share import both_sides
 
-    names = ("val_share", "val_fold", "val_seed", "group")
-    keys = {f"data.{name}": getattr(options, name) for name in names}
+    keys = {f"data.{name}": getattr(options, name) for name in DIVISION}
     data = override(RunConfig(), {key: of for key, of in keys.items() if of is not None}).data
     return () if data.val_part is None else both_sides(data.val_part, data.val_seed, data.group)
 

@@ -55,6 +55,7 @@ from trainyard.data.decode.rendering import (
     PLAIN,
     Limits,
     Range,
+    Ranges,
     Rendering,
     by_channel,
     deep_values,
@@ -418,8 +419,7 @@ def in_8_bits(image: Image.Image, limits: Limits | None) -> Image.Image:
             return image
         limits = _WHOLE
     deep = deep_values(image)
-    if limits == "window":
-        limits = _window(image.info)
+    limits = _own_range(limits, image.info)
     if limits is not None and by_channel(limits):
         raise BadImageError("no array, whose channels the ranges of data.range are of")
     if limits is None or deep is None:
@@ -434,7 +434,10 @@ def in_8_bits(image: Image.Image, limits: Limits | None) -> Image.Image:
     return picture
 
 
-def _window(info: Mapping[Any, Any]) -> Range:
+def _own_range(limits: Limits | None, info: Mapping[Any, Any]) -> Range | Ranges | None:
+    """The limits, for "window" those that a file has itself. BadImageError without them."""
+    if limits != "window":
+        return limits
     if (found := info.get("window")) is None:
         raise BadImageError("no DICOM image with a window of its own, and data.range = 'window'")
     low, high = found
@@ -532,10 +535,9 @@ def _bands_in_8_bits(image: Bands, limits: Limits | None) -> NDArray[np.uint8]:
     """uint8[height, width, channels]; BadImageError for other numbers without a range."""
     if not is_deep(image):
         return image.values()
+    limits = _own_range(limits, {})
     if limits is None:
         raise BadImageError(f"an array of {image.dtype}: set data.range, or store uint8")
-    if limits == "window":
-        limits = _window({})
     return mapped(image.values(), limits)
 
 

@@ -49,7 +49,7 @@ class DicomFile(ImageFile.ImageFile):
 
     @property
     def _top(self) -> int | None:
-        """What a stored value is subtracted from, if the lowest one is white."""
+        """The number that stored values are subtracted from, if the lowest one is white."""
         if self.data.PhotometricInterpretation != "MONOCHROME1":
             return None
         return -1 if self.data.PixelRepresentation else (1 << self.data.BitsStored) - 1

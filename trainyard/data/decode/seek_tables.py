@@ -61,12 +61,7 @@ class SeekTable(NamedTuple):
 
 def seek_path(index: Index) -> Path:
     """The file of an index's seek table."""
-    return Path(f"{_same_rows(index)[0]}.seek")
-
-
-def _same_rows(index: Index) -> tuple[str, ...]:
-    """The path and fingerprint of the index that was scanned: a part has some of its rows."""
-    return index.same_rows or (str(index.path), index.fingerprint)
+    return Path(f"{index.scanned[0]}.seek")
 
 
 def open_seek(index: Index) -> SeekTable | None:
@@ -80,7 +75,7 @@ def open_seek(index: Index) -> SeekTable | None:
     except (OSError, ValueError, OverflowError):  # absent, empty, cut short or of another kind
         return None
     fits = rows == len(index) if index.row is None else rows > index.row.max()
-    if not fits or (magic, fingerprint) != (_MAGIC, _same_rows(index)[1].encode()):
+    if not fits or (magic, fingerprint) != (_MAGIC, index.scanned[1].encode()):
         return None
     # In Python, whose integers do not wrap around.
     entries = file.size - _HEADER.size - first.nbytes
@@ -125,7 +120,7 @@ def build_seek(index: Index, progress: Callable[[int], None]) -> SeekTable:
 def _write(index: Index, path: Path, progress: Callable[[int], None]) -> None:
     first = np.zeros(len(index) + 1, "<i8")
     with sole_write(path) as file:
-        file.write(_HEADER.pack(_MAGIC, _same_rows(index)[1].encode(), len(index)))
+        file.write(_HEADER.pack(_MAGIC, index.scanned[1].encode(), len(index)))
         file.seek(first.nbytes, os.SEEK_CUR)
         count = 0
         for some in _entries(index):

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from trainyard.data.index.table import (
-    OF_SAMPLES,
     Index,
     digest_of,
     into_cache,
@@ -112,12 +111,8 @@ def corrected(index: Index, path: str) -> Index:
             location=index.root or "a location",
         )
     row = np.arange(len(index)) if index.row is None else index.row
-    columns = {
-        name: column[rows] if name in OF_SAMPLES else column
-        for name, column in (index.columns | {"label": label, "row": row}).items()
-    }
-    same = index.same_rows or (str(index.path), index.fingerprint)
-    header = index.header(fingerprint=digest, same_rows=same, corrected=counts)
+    columns = index.of_rows(rows) | {"label": label[rows], "row": row[rows]}
+    header = index.header(fingerprint=digest, same_rows=index.scanned, corrected=counts)
     header |= {"numbers": index.numbers, "parts": parts.tolist() if index.parts else []}
     with into_cache(at, index.root):
         return save_index(at, header if index.root else header | {"root": None}, columns)

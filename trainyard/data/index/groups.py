@@ -54,7 +54,7 @@ def find_groups(index: Index, location: str, group: str) -> Groups:
 
 
 def _matches(group: str, names: Sequence[str]) -> list[str | None]:
-    """What names the group of each path; None where the expression does not match."""
+    """The name of the group of each path; None where the expression does not match."""
     pattern = re.compile(group)
     matches = map(pattern.search, names)
     return [match and ("/".join(match.groups("")) or match[0] or None) for match in matches]

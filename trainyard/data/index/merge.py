@@ -166,8 +166,7 @@ def _header(parts: Sequence[Index], classes: list[str]) -> dict[str, Any]:
     has_names = any(part.has_names for part in parts) or classes != numbers
     common = {"classes": classes, "has_names": has_names, "fingerprint": fingerprint}
     if len(parts) == 1:
-        same = parts[0].same_rows or (str(parts[0].path), parts[0].fingerprint)
-        return parts[0].header(**common, same_rows=same)
+        return parts[0].header(**common, same_rows=parts[0].scanned)
     wholes = [part.whole for part in parts]
     left_out = LeftOut()
     for part in parts:

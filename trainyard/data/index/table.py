@@ -165,6 +165,18 @@ class Index:
         found = vars(self) | {"file_name_text": text, "file_name_ends": ends}
         return {name: found[name] for name in DTYPES if found.get(name) is not None}
 
+    def of_rows(self, rows: Ints) -> Columns:
+        """All columns, with those of samples at some rows alone."""
+        return {
+            name: column[rows] if name in OF_SAMPLES else column
+            for name, column in self.columns.items()
+        }
+
+    @property
+    def scanned(self) -> tuple[str, ...]:
+        """The path and fingerprint of the index that was scanned: a part has some of its rows."""
+        return self.same_rows or (str(self.path), self.fingerprint)
+
     def header(self, **changed: Any) -> dict[str, Any]:
         """The header of another index of the same data, with what differs there."""
         same = ("format", "classes", "has_names", "stamps", "whole")

@@ -37,7 +37,6 @@ from trainyard.data.index.fold import read_fold
 from trainyard.data.index.groups import Groups, find_groups
 from trainyard.data.index.overlap import hash_names
 from trainyard.data.index.table import (
-    OF_SAMPLES,
     Index,
     digest_of,
     into_cache,
@@ -186,14 +185,10 @@ def save_part(index: Index, side: Side, path: Path, location: str = "") -> Index
             value=side.part,
         )
     rows = np.flatnonzero(chosen == (side.split == "val"))
-    columns = {
-        name: column[rows] if name in OF_SAMPLES else column
-        for name, column in index.columns.items()
-    }
     same = (str(index.path), index.fingerprint)
     fingerprint = _fingerprint(index, side)
     header = index.header(fingerprint=fingerprint, whole=index.fingerprint, same_rows=same)
-    return save_index(path, header, columns | {"row": rows})
+    return save_index(path, header, index.of_rows(rows) | {"row": rows})
 
 
 def _fingerprint(index: Index, side: Side) -> str:
