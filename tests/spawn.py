@@ -1,5 +1,6 @@
 """Run a function as N ranks joined by gloo on this machine, and get back what each returned."""
 
+import faulthandler
 import multiprocessing
 import os
 import queue
@@ -104,6 +105,7 @@ def _collect(results: Any, ranks: list[Any], deadline: float) -> list[Any]:
 def _rank(
     world: World, port: str, function: Callable[..., Any], results: Any, args: tuple[Any, ...]
 ) -> None:
+    faulthandler.enable()  # a crash has its stacks in CI's output
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     try:
         with init_distributed(world):

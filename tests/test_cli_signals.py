@@ -86,6 +86,11 @@ class Started:
             if self.token.encode() in _content(path)
         ]
 
+    def kill(self, number: int) -> None:
+        for pid in self.members():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
     def shared_memory(self) -> set[str]:
         """Names in /dev/shm that any of the processes has mapped."""
         maps = [_content(Path(f"/proc/{pid}/maps")).decode() for pid in self.members()]
@@ -121,17 +126,20 @@ def under_way(
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
-        env=os.environ | (variables or {}) | {variable: value},
+        env=os.environ | (variables or {}) | {variable: value, "PYTHONFAULTHANDLER": "1"},
         start_new_session=True,
         cwd=cwd,
     ) as process:
         command = Started(process, f"{variable}={value}\0")
         try:
             yield command
+        except BaseException:
+            command.kill(signal.SIGABRT)  # it writes the stacks of all threads
+            with suppress(subprocess.TimeoutExpired):
+                print(*process.communicate(timeout=10))
+            raise
         finally:
-            for pid in command.members():
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            command.kill(signal.SIGKILL)
 
 
 def check_ending(

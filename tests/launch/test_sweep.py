@@ -9,7 +9,10 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from functools import partial
+from io import StringIO
 from pathlib import Path
 from shlex import quote
 from statistics import stdev
@@ -24,9 +27,10 @@ from trainyard.cli import sweep as command
 from trainyard.cli.sweep import _is_done, combinations, means_of, values_of
 from trainyard.config import check as check_recipe
 from trainyard.config import keys_set, load_recipe, override
-from trainyard.errors import STOPS
+from trainyard.errors import STOPS, Stopped
 from trainyard.launch import sweep as processes
 from trainyard.launch.job import Job
+from trainyard.launch.signals import handling
 from trainyard.launch.sweep import End, gpus, run_jobs
 from trainyard.report.halving import better_half, shares
 from trainyard.report.listing import Row, State
@@ -234,14 +238,14 @@ class Stubs:
         self.began: list[int] = []
         self.ended: list[End] = []
 
-    def run(self, codes: Sequence[str], devices: Sequence[str]) -> int | None:
+    def run(self, codes: Sequence[str], devices: Sequence[str], **more: Any) -> int | None:
         jobs = []
         for number, code in enumerate(codes):
             (self.folder / str(number)).mkdir()
             words = (str(self.folder / str(number)), code)
             jobs.append(Job(words, self.folder / str(number), python=str(self.python)))
-        on = {"on_start": self.began.append, "on_end": self.ended.append}
-        return run_jobs(jobs, devices, is_quiet=True, **on)  # type: ignore[arg-type]
+        on = {"on_start": self.began.append, "on_end": self.ended.append, **more}
+        return run_jobs(jobs, devices, is_quiet=True, **on)
 
     def noted(self, number: int) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.folder / str(number) / "note").read_text())
@@ -296,6 +300,19 @@ def test_a_signal_ends_the_runs_that_save_and_starts_no_other(number: int, stubs
     assert signal.Signals(number) in STOPS
 
 
+def test_a_run_that_is_enough_saves_and_is_no_failure(
+    stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_LOOK_S", 0.05)
+
+    def is_enough(number: int) -> bool:
+        return (stubs.folder / str(number) / "ready").exists()
+
+    assert stubs.run(["save", "0", "2"], [""], is_enough=is_enough) is None
+    assert (stubs.folder / "0" / "signal").read_text() == str(int(signal.SIGTERM))
+    assert stubs.ended == [End(0, 0), End(1, 0), End(2, 2)]
+
+
 def test_gpus_that_the_user_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-7")
     assert gpus(2) == ["4", "GPU-7"]
@@ -308,7 +325,52 @@ def test_gpus_that_the_user_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
 SHORT = ("--run.length", "2 steps", "--run.eval_every", "1 step", "--data.threads", "1")
 
 
-@pytest.mark.slow
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs of sweeps are calls: how processes start and end is tested with stubs, above."""
+
+    def run_all(
+        jobs: Sequence[Job],
+        devices: Sequence[str],
+        *,
+        is_quiet: bool,
+        on_start: Callable[[int], None],
+        on_end: Callable[[End], None],
+        is_enough: Callable[[int], bool] | None = None,
+    ) -> None:
+        for number, job in enumerate(jobs):
+            on_start(number)
+            with stopped_when(partial(is_enough, number) if is_enough else bool) as told:
+                with redirect_stdout(StringIO()):
+                    code = run(*job.arguments)
+            assert code != Stopped.exit_code or told
+            on_end(End(number, 0 if told else code))
+
+    monkeypatch.setattr(processes, "run_jobs", run_all)
+
+
+@contextmanager
+def stopped_when(is_enough: Callable[[], bool]) -> Iterator[list[bool]]:
+    """Inside, this process has a SIGTERM once `is_enough`; it gives whether there was one."""
+    is_over, told = threading.Event(), list[bool]()
+
+    def look() -> None:
+        while not told and not is_over.wait(0.01):
+            if is_enough():
+                told.append(True)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=look)
+    with handling([signal.SIGTERM], lambda *_: None):
+        thread.start()
+        try:
+            yield told
+        finally:
+            is_over.set()
+            thread.join()
+
+
+@pytest.mark.usefixtures("in_process")
 def test_a_sweep_compares_its_runs_and_does_what_is_left(
     digits: Path, tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,13 +398,12 @@ def test_a_sweep_compares_its_runs_and_does_what_is_left(
     assert newest(failed).stat().st_mtime == before
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
 def test_a_run_that_waited_is_a_run_that_was_never_stopped(
-    digits: Path, tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+    digits: Path, tmp_path: Path, capfd: Capture
 ) -> None:
     """Four runs, of which two and then one go on: the last one has the weights of a run alone."""
-    monkeypatch.setattr(processes, "_LOOK_S", 0.05)
-    length = ("--run.length", "120 steps", "--run.eval_every", "10 steps", "--data.threads", "1")
+    length = ("--run.length", "60 steps", "--run.eval_every", "5 steps", "--data.threads", "1")
     base = ("debug", "--data", digits, *length, "--schedule.warmup", "0 steps")
     parent = tmp_path / "all"
     sweep = ("sweep", *base, "--runs", parent, "--halve", "--json")
@@ -351,7 +412,7 @@ def test_a_run_that_waited_is_a_run_that_was_never_stopped(
     rows = {row["name"]: row for row in json.loads(said.out.splitlines()[-1])["runs"]}
     assert sorted(row["state"] for row in rows.values()) == ["done", *["interrupted"] * 3]
     (best,) = (row for row in rows.values() if row["state"] == "done")
-    assert 30 <= min(row["step"] for row in rows.values()) < 120
+    assert 15 <= min(row["step"] for row in rows.values()) < 60
     assert said.err.count("go on") == 2
     alone = tmp_path / "alone"
     assert run("train", *base, f"--optim.{best['name']}", "--run", alone) == 0
@@ -364,7 +425,7 @@ def test_a_run_that_waited_is_a_run_that_was_never_stopped(
     check(refused(*never), "sweep.halve-without-evaluations")
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
 def test_data_that_change_during_a_sweep_end_it(
     digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,7 +444,7 @@ def test_data_that_change_during_a_sweep_end_it(
     check(refused(*words), "run.data-differs", split="val", path=parent / "seed=0")
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
 def test_folds_together_predict_each_image_once(
     digits: Path, tmp_path: Path, capfd: Capture
 ) -> None:
