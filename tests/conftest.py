@@ -44,6 +44,19 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Processor seconds of a test and of what it waited for, for build/tests: load changes them
+    little, and a start of Python stands out.
+    """
+    before = os.times()
+    try:
+        return (yield)
+    finally:
+        spent = sum(os.times()[:4]) - sum(before[:4])
+        item.user_properties.append(("processor", round(spent, 3)))
+
+
 @pytest.hookimpl(trylast=True)  # those of other tiers are gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     num_parts = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))

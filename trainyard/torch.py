@@ -263,7 +263,8 @@ class TorchLoader(Closing):
             self.num_bad += 1
             if self.num_bad <= _SHOWN:
                 rest = "; further ones are counted in num_bad" if self.num_bad == _SHOWN else ""
-                _warn(f"{one.file}: {one.reason}: left out{rest}")
+                done = "black, of weight 0" if self._bad == "weigh" else "left out"
+                _warn(f"{one.file}: {one.reason}: {done}{rest}")
 
 
 class TrainingLoader(TorchLoader):
