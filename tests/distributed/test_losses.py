@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -98,12 +98,28 @@ def test_closing_does_not_wait_for_a_store_that_is_stopped() -> None:
             watchdog = Watchdog(store, World(1, 2), [ProcessInfo.current()] * 2)
             server.send_signal(signal.SIGSTOP)
             time.sleep(2)  # for a beat that waits for an answer
-            closing = Thread(target=watchdog.close, daemon=True)
+            closing = threading.Thread(target=watchdog.close, daemon=True)
             closing.start()
             closing.join(60)
             assert not closing.is_alive()
         finally:
             server.kill()
+
+
+def test_no_thread_is_inside_torch_after_the_end() -> None:
+    """Python's end aborted the process at times, where messages to the store took a while."""
+    is_asked = threading.Event()
+
+    class Slow(dist.HashStore):
+        def check(self, keys: list[str]) -> bool:
+            is_asked.set()
+            time.sleep(1)
+            return super().check(keys)
+
+    watchdog = Watchdog(Slow(), World(1, 2))
+    assert is_asked.wait(30)
+    watchdog.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "beat"]
 
 
 def _leave(world: World) -> None:
@@ -126,7 +142,7 @@ def _die_at(message: torch.Tensor) -> None:
             time.sleep(0.001)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    Thread(target=die, daemon=True).start()
+    threading.Thread(target=die, daemon=True).start()
 
 
 # --- saving ---

@@ -101,10 +101,13 @@ class Watchdog:
         self._alarm: Alarm | None = None
         self._explained: Exception | None = None
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._watch, name="watchdog", daemon=True)]
         if store is not None:
-            threading.Thread(target=self._talk, args=[store], name="beat", daemon=True).start()
+            self._threads.append(
+                threading.Thread(target=self._talk, args=[store], name="beat", daemon=True)
+            )
+        for thread in self._threads:
+            thread.start()
 
     def begin(self, limit_s: float) -> None:
         """From now on, a rank hangs after so many seconds without progress. 0 turns that off."""
@@ -159,7 +162,8 @@ class Watchdog:
         self._closing.set()
         if self._store is not None:
             _within(2 * _LEAVE_S, partial(self._leave, self._store, failed=failed))
-        self._thread.join(_LEAVE_S)
+        for thread in self._threads:  # one that is inside torch as Python ends aborts the process
+            thread.join(_LEAVE_S)
         if self._stacks is not None:
             self._stacks.close()
 
