@@ -29,7 +29,7 @@ LONG = (  # a run that reports at once and would never end
 )
 
 
-def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 180) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"

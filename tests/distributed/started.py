@@ -148,7 +148,7 @@ def ranks(folder: Path, size: int, limit_s: float = 60) -> Iterator[Ranks]:
             rank.process.join()
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 60) -> None:
+def wait_for(condition: Callable[[], object], timeout_s: float = 180) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
