@@ -2,9 +2,10 @@
 
 import shlex
 import signal
+import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from tests.command_line import Capture, run
 from tests.errors import check, refused
+from tests.web import free_port
 from trainyard.errors import InputError, PeerError, Requeued, TrainyardError
 
 LAUNCH = ("launch", "ray", "debug")
@@ -186,15 +188,33 @@ NODES = ("a", "b", "c")
 
 
 @pytest.fixture
-def scaling(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def scaling(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """A policy for workers of 2 CPUs, and what Ray says of three nodes of 4."""
     ray = _real_ray()
+    said = SimpleNamespace(dead=set(), lost=set(), leaving={}, group={})
+    said.free = dict.fromkeys(NODES, 4.0)
+    silent = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as raylet:
+        port = raylet.getsockname()[1]
+        said.nodes = lambda: [
+            {
+                "NodeID": name,
+                "Alive": name not in said.dead,
+                "NodeManagerAddress": "127.0.0.1",
+                "NodeManagerPort": silent if name in said.lost else port,
+            }
+            for name in NODES
+        ]
+        yield _scaling_of(said, ray, monkeypatch)
+
+
+def _scaling_of(
+    said: SimpleNamespace, ray: Any, monkeypatch: pytest.MonkeyPatch
+) -> SimpleNamespace:
     from ray.train import ScalingConfig
 
     from trainyard.launch import ray_scaling
 
-    said = SimpleNamespace(dead=set(), leaving={}, free=dict.fromkeys(NODES, 4.0), group={})
-    said.nodes = lambda: [{"NodeID": name, "Alive": name not in said.dead} for name in NODES]
     cluster = SimpleNamespace(
         state=SimpleNamespace(get_draining_nodes=lambda: said.leaving),
         available_resources_per_node=lambda: {
@@ -230,6 +250,7 @@ def scaling(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         ((1, 4), {}, 4),  # of six places
         ((1, 6), {"dead": {"b"}}, 4),
         ((1, 6), {"leaving": {"a": 0}, "dead": {"b"}}, 2),
+        ((1, 6), {"lost": {"b"}}, 4),  # which Ray does not know yet
         ((1, 6), {"free": {"a": 0, "b": 1.0, "c": 3.0}}, 1),  # others have the rest
         ((2, 6), {"free": {"a": 0, "b": 1.0, "c": 3.0}}, None),
         (4, {"dead": {"b"}}, 4),

@@ -29,11 +29,11 @@ from trainyard.children import SAFE_PATH
 from trainyard.distributed.interfaces import free_port
 from trainyard.errors import Requeued
 from trainyard.launch.exit_codes import GRACE_S, MISTAKES, is_final
-from trainyard.launch.ray_scaling import FreeNodes
+from trainyard.launch.ray_scaling import FreeNodes, nodes_that_answer
 from trainyard.parent import LAUNCHER, STARTS_BEFORE
 from trainyard.world import began_with
 
-_LOOK_S, _WATCH_S = 0.5, 0.2
+_LOOK_S, _WATCH_S, _LOST_LOOK_S = 0.5, 0.2, 1.0
 _DRAIN_LOOK_S = 5.0  # as often as Ray Train looks for draining nodes
 _SILENCE_S = 5.0  # of a node, or of its worker, that is dead
 _ADDRESS, _PORT = "PET_MASTER_ADDR", "PET_MASTER_PORT"  # see elastic.in_pod
@@ -144,8 +144,13 @@ class _Attempt(Backend):  # type: ignore[misc]
 
     def on_shutdown(self, worker_group: Any, backend_config: Attempts) -> None:
         """Let the ranks save before Ray Train kills the workers: another node failed, or came."""
-        ends = worker_group.execute_async(_end_agent)
-        ray.wait(ends, num_returns=len(ends), timeout=GRACE_S)
+        ends, deadline = worker_group.execute_async(_end_agent), time.monotonic() + GRACE_S
+        nodes = [worker.metadata.node_id for worker in worker_group.get_workers()]
+        node_of = dict(zip(ends, nodes, strict=True))
+        while ends and time.monotonic() < deadline:  # Ray asks a lost node until it is known dead
+            _, left = ray.wait(ends, num_returns=len(ends), timeout=_LOST_LOOK_S)
+            there = nodes_that_answer() if left else set()
+            ends = [end for end in left if node_of[end] in there]
         ray.get(backend_config.board.over.remote())
 
 

@@ -5,8 +5,10 @@ death of that node they decide nothing, for ever (Ray 2.60).
 """
 
 import math
+import socket
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
@@ -18,6 +20,25 @@ from ray.train.v2._internal.execution.scaling_policy import (
 )
 
 _LOOK_S = 1.0
+_ANSWER_S, _ASKED = 2.0, 64  # seconds for a node to answer; nodes that are asked at a time
+
+
+def nodes_that_answer() -> set[str]:
+    """Their ids. Ray calls a node alive for some time after its death, up to half a minute."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    with ThreadPoolExecutor(_ASKED) as pool:
+        found = [*pool.map(_answers, nodes)]
+    return {node["NodeID"] for node, answers in zip(nodes, found, strict=True) if answers}
+
+
+def _answers(node: Mapping[str, Any]) -> bool:
+    """Whether the node's raylet takes a connection."""
+    try:
+        point = node["NodeManagerAddress"], node["NodeManagerPort"]
+        socket.create_connection(point, _ANSWER_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def free_nodes(group: Any = None) -> list[dict[str, float]]:
@@ -26,7 +47,7 @@ def free_nodes(group: Any = None) -> list[dict[str, float]]:
     The bundles of `group`, a placement group, count as free.
     """
     leaving = cluster.state.get_draining_nodes()
-    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}.difference(leaving)
+    alive = nodes_that_answer().difference(leaving)
     available = cluster.available_resources_per_node()
     free = {node: dict(available.get(node, {})) for node in alive}
     table = ray.util.placement_group_table(group) if group else {}
