@@ -61,7 +61,7 @@ def train(
 
 
 def evaluate(
-    run: StrPath,
+    run: StrPath | Sequence[StrPath],
     *,
     data: StrPath | Sequence[StrPath] | None = None,
     overrides: Mapping[str, Any] | None = None,
@@ -77,8 +77,9 @@ def evaluate(
     classes that it has are predicted, unless `all_classes`. `overrides` are keys of the sections
     model, data and batch, such as {"data.eval_size": 288}. `flip` uses the mean softmax of
     an image and of its mirror image. `ema` is False for the weights alone, True for their moving
-    average alone, the best of several, or the decay of one. `world` and `console` are as for
-    `train`.
+    average alone, the best of several, or the decay of one. Several runs are taken together:
+    "mean_top1", "run_1_top1" …, and "mean" says what the mean is of. `world` and `console` are as
+    for `train`.
 
     Returns the content of `trainyard evaluate --json`: "samples", "bad" (unreadable images),
     "bad_reasons" (a list of dicts: "reason", "samples", and "file", an example),
@@ -93,10 +94,14 @@ def evaluate(
     from trainyard.run.evaluation import EvaluationOptions, evaluate_checkpoint
     from trainyard.training.evaluate import Views
 
-    folder, checkpoint = find_checkpoint(Path(run))
-    config = evaluation_recipe(folder, overrides, on_other_data=data is not None)
+    (config, checkpoint), *further = (
+        (evaluation_recipe(folder, overrides, on_other_data=data is not None), path)
+        for folder, path in map(find_checkpoint, map(Path, _texts(run)))
+    )
     locations = None if data is None else tuple(validation_splits(_texts(data)))
-    options = EvaluationOptions(data=locations, views=Views(flip), ema=ema, all_classes=all_classes)
+    options = EvaluationOptions(
+        data=locations, views=Views(flip), ema=ema, all_classes=all_classes, others=further
+    )
     result = evaluate_checkpoint(config, checkpoint, options, world=world, console=console)
     return result.as_dict()
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -36,6 +37,7 @@ from trainyard.image_size import ImageSize, height_width, size_text
 from trainyard.model.activation import activation_maps
 from trainyard.model.adapt import classifier_layers
 from trainyard.run.build import build_feeds
+from trainyard.run.ensemble import Vote, combine
 from trainyard.run.model import trained_model
 from trainyard.run.pretrained import choose_weights
 from trainyard.run.temperature import divide, load_temperatures
@@ -72,20 +74,21 @@ class Guesses(NamedTuple):
 
 
 def load(
-    path: str | Path,
+    path: str | Path | Sequence[str | Path],
     *,
     device: "torch.device | str | None" = None,
     ema: bool | float | None = None,
     overrides: Mapping[str, str] | None = None,
 ) -> "Classifier":
-    """The classifier of a checkpoint, or of a run's best one.
+    """The classifier of a checkpoint, or of a run's best one, or of several together.
 
     `device`: by default a GPU if there is one. `ema`: True for the moving average of the weights,
     the best of several, or the decay of one; by default it is used if it scored no worse than the
-    weights. `overrides` of recipe keys: {"data.eval_size": "288"}. CheckpointError if it cannot be
-    loaded, RecipeError for a key without effect.
+    weights. `overrides` of recipe keys: {"data.eval_size": "288"}. For several see
+    run/ensemble.py. CheckpointError if it cannot be loaded, RecipeError for a key without effect.
     """
     check_keys(overrides := overrides or {}, "predictions")
+    path, *others = [path] if isinstance(path, str | Path) else path
     folder, checkpoint_folder = find_checkpoint(Path(path))
     recipe = load_recipe(str(folder / "recipe.toml"))
     config = _to_predict(load_recipe(str(folder / "recipe.toml"), overrides))
@@ -98,7 +101,7 @@ def load(
     model = trained_model(config, checkpoint_folder, len(classes), weights).to(device).eval()
     temperature = load_temperatures(checkpoint_folder).get(weights, 1.0)
     divide(model, temperature)
-    return Classifier(
+    classifier = Classifier(
         model=model.requires_grad_(False),
         classes=classes,
         recipe=recipe,
@@ -110,6 +113,15 @@ def load(
         temperature=temperature,
         device=device,
     )
+    if not others:
+        return classifier
+    runs = [(config, checkpoint_folder)]
+    for folder, found in (find_checkpoint(Path(other)) for other in others):
+        runs.append((_to_predict(load_recipe(str(folder / "recipe.toml"), overrides)), found))
+    quiet = Console(quiet=True)
+    mean = combine(runs, ema=ema, world=World(), device=device, console=quiet)
+    weights, model = f"mean of {mean.of}", mean.model.eval().requires_grad_(False)
+    return replace(classifier, model=model, weights=weights, temperature=1.0, note=mean.note)
 
 
 def _to_predict(config: RunConfig) -> RunConfig:
@@ -143,10 +155,14 @@ class Classifier:
     step: int
     """Number of steps that the weights were trained."""
     weights: str
-    """"" for the run's own weights, "ema" for their moving average, "ema-0.99" of several."""
+    """"" for the run's own weights, "ema" for their moving average, "ema-0.99" of several; "mean of
+    weights" or "mean of probabilities" for several runs."""
     device: torch.device
     temperature: float = 1.0
     """The temperature, by which the model's logits are divided; see run/temperature.py."""
+    note: str = ""
+    """What the mean of several runs is of and worth; see run/ensemble.py. Recipe, checkpoint and
+    step are the first run's then."""
 
     def __repr__(self) -> str:
         size = size_text(self.image_size)
@@ -166,9 +182,14 @@ class Classifier:
         return not differences(_to_predict(self.recipe), self.config)
 
     @property
+    def is_vote(self) -> bool:
+        """True for the mean of the probabilities of several models."""
+        return isinstance(self.model, Vote)
+
+    @property
     def uses_ema(self) -> bool:
         """True if the weights are a moving average."""
-        return bool(self.weights)
+        return self.weights.startswith("ema")
 
     @property
     def image_size(self) -> ImageSize:

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
@@ -12,12 +12,14 @@ from trainyard.cli.options import (
     SECTIONS,
     add_ema,
     add_json,
+    add_others,
     add_outs,
     add_target,
     add_views,
     check_suffix,
     check_target,
     loading,
+    others_of,
     outs,
 )
 from trainyard.cli.printing import empty_table, naming, print_text, result_console, write_csv
@@ -72,7 +74,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="also report top-1 by reassessed labels: ReaL's real.json for ImageNet",
     )
     how = parser.add_argument_group("how to evaluate")
-    add_ema(how, "all of them")
+    add_others(how)
+    add_ema(how, "all of them; with several runs the average, unless it scored worse")
     add_views(how)
     how.add_argument(
         "--all-classes",
@@ -113,7 +116,7 @@ def evaluate(options: argparse.Namespace) -> int:
     """Run `trainyard evaluate`. Returns the exit code."""
     for path in options.out:
         check_suffix(path, "--out", ".csv", "")
-    if (result := evaluated(options, *check_target(options))) is None:
+    if (result := evaluated(options, *check_target(options), others=others_of(options))) is None:
         return 0
     written = [*_write(options, result)]
     counts = options.per_class, options.confusions, options.wrong
@@ -130,15 +133,21 @@ def evaluated(
     run_folder: Path,
     checkpoint: Path,
     *,
+    others: Sequence[tuple[Path, Path]] = (),
     temperature: bool | None = None,
     split: Literal["train", "val"] = "val",
 ) -> "DataSetResult | None":
-    """The result; None on all ranks but the first. For keywords see EvaluationOptions."""
+    """The result; None on all ranks but the first. For keywords see EvaluationOptions.
+
+    `others`: run directories and checkpoints.
+    """
     from trainyard.data.index.merge import validation_splits
     from trainyard.monitor.terminal import EscapingConsole
 
-    config = evaluation_recipe(
-        run_folder, options.overrides, on_other_data=options.data is not None
+    on_other_data = options.data is not None
+    config, *configs = (
+        evaluation_recipe(folder, options.overrides, on_other_data=on_other_data)
+        for folder in (run_folder, *(run for run, _ in others))
     )
     data = tuple(validation_splits(options.data)) if options.data else None
     with loading():
@@ -156,6 +165,7 @@ def evaluated(
         views=Views(options.flip, options.scales),
         ema=options.ema,
         temperature=temperature,
+        others=[(one, path) for one, (_, path) in zip(configs, others, strict=True)],
     )
     world = discover()
     console = EscapingConsole(stderr=options.json, quiet=not world.is_first)
@@ -274,10 +284,9 @@ def print_result(
     console.width = max(console.width, _WIDTH)
     tree = result.as_dict()
     console.print(_overview(tree, list(result.predictions)))
-    for note in _notes(tree, list(result.predictions)):
-        print_text(note)
+    print_text(*filter(None, [result.mean]), *_notes(tree, list(result.predictions)))
     prefix = _best(result)
-    columns, of = result.predictions[prefix], f"{result.data.where}, {label_of(prefix)} weights"
+    columns, of = result.predictions[prefix], f"{result.data.where}, {_which(prefix)}"
     if num_classes is not None:
         rows = _classes(result, columns, num_classes)
         print_text("", f"The {len(rows)} worst of {len(result.classes):,} classes ({of})")
@@ -301,6 +310,12 @@ def print_result(
             console.print(text, soft_wrap=True)  # a path that wraps is not one to copy
 
 
+def _which(prefix: str) -> str:
+    """The weights with this prefix, in a sentence; of several runs "mean" and "run 1"."""
+    is_of_runs = prefix.startswith(("mean", "run"))
+    return label_of(prefix) + " weights" * (not is_of_runs)
+
+
 def _best(result: "DataSetResult") -> str:
     """The prefix of the weights with the higher top-1, or mAP."""
     tree = result.as_dict()
@@ -309,8 +324,9 @@ def _best(result: "DataSetResult") -> str:
 
 
 def _overview(tree: dict[str, Any], prefixes: list[str]) -> "Table":
-    shares = [key for key in _shown(_SHARES, tree) if key in tree]
-    rest = {key: name for key, name in (("loss", "loss"), ("ece", "ECE")) if key in tree}
+    one = prefixes[0]
+    shares = [key for key in _shown(_SHARES, tree) if one + key in tree]
+    rest = {key: name for key, name in (("loss", "loss"), ("ece", "ECE")) if one + key in tree}
     again = ["new top-1"] if "reassessed" in tree else []
     numbers = ["samples", *(_SHARES[key] for key in shares), *rest.values(), *again]
     table = empty_table("data", *(f">{name}" for name in numbers))
@@ -334,7 +350,7 @@ def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
     """Notes that are needed to compare the numbers with others."""
     where = tree["data"]
     is_named = len(prefixes) > 1
-    which = {prefix: f"{label_of(prefix)} weights: " if is_named else "" for prefix in prefixes}
+    which = {prefix: f"{_which(prefix)}: " if is_named else "" for prefix in prefixes}
     if "ema_decay" in tree and is_named:
         yield f"the best average of the run's last evaluation: EMA {tree['ema_decay']}"
     for prefix in (each for each in prefixes if f"{each}top1_interval" in tree):
@@ -359,8 +375,7 @@ def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
         yield f"{where}: {bad}: {one['file']}{others}: {one['reason']}"
     for prefix in prefixes:
         if count := tree[f"{prefix}not_finite"]:
-            weights = label_of(prefix)
-            yield f"{where}, {weights} weights: {count:,} images get scores that are not finite"
+            yield f"{where}, {_which(prefix)}: {count:,} images get scores that are not finite"
     if "reassessed" in tree:
         again = tree["reassessed"]
         yield f"{where}: new top-1 on the {again['samples']:,} images in {again['labels']}"

@@ -10,10 +10,12 @@ from trainyard.cli.options import (
     SECTIONS,
     add_ema,
     add_json,
+    add_others,
     add_target,
     check_overrides,
     check_target,
     loading,
+    others_of,
 )
 from trainyard.cli.printing import print_text
 from trainyard.errors import InputError
@@ -34,6 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "photographs in a browser"
     )
     parser.add_argument("file", metavar="FILE", nargs="?", help=text)
+    add_others(parser)
     add_ema(parser)
     add_json(parser)
     _add_file(parser.add_argument_group("what FILE is"))
@@ -84,13 +87,14 @@ def export(options: argparse.Namespace) -> int:
     _check_options(options)
     is_swapped = options.file is not None and Path(options.target).suffix[1:] in _KINDS
     check_target(options, [options.file] if is_swapped else [])
+    others = [path for _, path in others_of(options)]
     kind = None if options.file is None else _kind_of(options)
     runtime = _runtime_of(options, kind)
     repository = _repository_of(options)
     from rich.console import Console
 
     with loading():
-        from trainyard.export.export import Exporter, check_file, check_hub
+        from trainyard.export.export import Exporter, check_file, check_hub, check_one_model
     from trainyard.classifier import load
 
     if kind is not None:
@@ -98,7 +102,9 @@ def export(options: argparse.Namespace) -> int:
     if options.hub is not None:
         check_hub(Path(options.hub))
     with Console(stderr=True).status("exporting"):
-        classifier = load(options.target, ema=options.ema, overrides=options.overrides)
+        runs = [options.target, *others]
+        classifier = load(runs, ema=options.ema, overrides=options.overrides)
+        check_one_model(classifier)
         exporter = Exporter(classifier, options.license, runtime=runtime, title=options.title)
         if options.hub is not None:
             exporter.check_timm(f"--hub {options.hub}")
@@ -112,7 +118,8 @@ def export(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"exports": [_as_json(*result) for result in results]}))
     else:
-        print_text(*(_line(*result) for result in results))
+        notes = [classifier.note] if others else []
+        print_text(*notes, *(_line(*result) for result in results))
     return 0
 
 

@@ -71,6 +71,36 @@ def add_target(parser: Parser) -> None:
     )
 
 
+def add_others(parser: Parser) -> None:
+    """Add --with, further runs that are taken together with the first, kept as `others`."""
+    parser.add_argument(
+        "--with",
+        metavar="RUN",
+        dest="others",
+        action="append",
+        default=[],
+        help="take another run, or all in a folder, together with the first: the mean of their "
+        "weights, if they share their start and it is not worse on the validation images than the "
+        "best of them, else that of their probabilities; can be given again",
+    )
+
+
+def others_of(options: argparse.Namespace) -> list[tuple[Path, Path]]:
+    """The run directories and checkpoints of --with, without the first run. CheckpointError."""
+    found = {}
+    for path in map(Path, options.others):
+        for run in [path] if is_checkpoint(str(path)) else _runs_in(path) or [path]:
+            folder, checkpoint = find_checkpoint(run)
+            found[checkpoint] = folder
+    found.pop(find_checkpoint(Path(options.target))[1].resolve(), None)
+    return [(folder, checkpoint) for checkpoint, folder in found.items()]
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    runs = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [run for run in runs if RunDirectory(run).recipe.is_file()]
+
+
 def add_ema(parser: Parser, default: str = "the average, unless it scored worse") -> None:
     """Add --ema, --no-ema and --ema-decay, all kept as `ema`."""
     parser.add_argument(

@@ -15,6 +15,7 @@ from trainyard.cli.options import (
     SECTIONS,
     add_ema,
     add_json,
+    add_others,
     add_outs,
     add_target,
     add_views,
@@ -22,6 +23,7 @@ from trainyard.cli.options import (
     check_suffix,
     check_target,
     loading,
+    others_of,
     outs,
 )
 from trainyard.cli.printing import empty_table, naming, print_text, result_console, write_csv
@@ -118,6 +120,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     add("--checkpoint", metavar="FILE", help="with --model: a file of weights, instead of timm's")
     how = parser.add_argument_group("how to predict")
+    add_others(how)
     add_ema(how)
     add_views(how)
     how.add_argument(
@@ -184,6 +187,7 @@ def predict(options: argparse.Namespace) -> int:
         warn(console, [printable(f"left out: {left_out}") for left_out in accounts])
         classifier, remarks = _loaded(options)  # after a look at the images, which is shorter
         warn(console, [printable(remark) for remark in remarks])
+        _check_one_model(classifier, options)
         _check_unknown(classifier, options)
         predictions = _predicted(classifier, found, options, console)
         for path in outs(options, ""):
@@ -230,10 +234,10 @@ def _check_source(options: argparse.Namespace) -> None:
 
         check_name(options.model)
         options.images = [options.target, *options.images]
-        if options.ema is not None:
+        if options.ema is not None or options.others:
             raise InputError(
                 "option.ema-without-run",
-                "--ema and --ema-decay are for a run; --model has one set of weights",
+                "--ema, --ema-decay and --with are for runs; --model has one set of weights",
             )
         return
     if options.checkpoint is not None:
@@ -243,11 +247,23 @@ def _check_source(options: argparse.Namespace) -> None:
             "predict RUN_OR_CHECKPOINT IMAGE",
         )
     check_target(options, options.images)
+    others_of(options)
     if not options.images:
         raise InputError(
             "option.missing-image",
             "name an IMAGE; see {command} --help",
             command=options.parser.prog,
+        )
+
+
+def _check_one_model(classifier: "Classifier", options: argparse.Namespace) -> None:
+    paths = [*outs(options, ".npz"), *outs(options, ""), options.duplicates]
+    for path in filter(None, paths if classifier.is_vote else []):
+        raise InputError(
+            "option.of-one-model",
+            "{path}: embeddings and maps are those of one model, and this is {note}",
+            path=path,
+            note=classifier.note,
         )
 
 
@@ -273,7 +289,10 @@ def _loaded(options: argparse.Namespace) -> "tuple[Classifier, list[str]]":
         from trainyard.world import World, pick_device
     pick_device(World())  # for its threads
     if options.model is None:
-        return load(options.target, ema=options.ema, overrides=options.overrides), []
+        others = [path for _, path in others_of(options)]
+        runs = [options.target, *others]
+        loaded = load(runs, ema=options.ema, overrides=options.overrides)
+        return loaded, [loaded.note] if others else []
     return load_published(options.model, options.checkpoint, overrides=options.overrides)
 
 

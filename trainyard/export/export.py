@@ -180,6 +180,16 @@ class Exporter:
         )
 
 
+def check_one_model(classifier: Classifier) -> None:
+    """InputError for several runs that are no mean of weights."""
+    if classifier.is_vote:
+        raise InputError(
+            "export.of-votes",
+            "--with: an export holds one model, and this is {note}: evaluate and predict take it",
+            note=classifier.note,
+        )
+
+
 def card_of(path: Path) -> Path:
     """The path of an exported file's card."""
     return path.with_name(f"{path.name}.md")

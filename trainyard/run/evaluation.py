@@ -32,6 +32,7 @@ from trainyard.errors import DataError, InputError
 from trainyard.files import RunDirectory, read_json
 from trainyard.monitor.progress import counter
 from trainyard.run.build import build_feeds, check_decoding
+from trainyard.run.ensemble import Runs, check_unseen, combine
 from trainyard.run.labels import check_kind, labels_of
 from trainyard.run.model import trained_model
 from trainyard.run.predict import counted, predict, shown
@@ -44,6 +45,9 @@ from trainyard.training.predictions import Predictions, reassessed_top1, summary
 from trainyard.training.reliability import calibration_error, wilson
 from trainyard.training.weight_names import prefix_of
 from trainyard.world import World, check_devices, gather, pick_device, together, with_cores
+
+Calibrated = tuple[Temperatures, dict[str, Predictions]]
+"""The temperatures of models by prefix, by which logits are divided; predictions before a fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +70,8 @@ class EvaluationOptions:
     temperature: bool | None = None
     """True to fit temperatures and keep them in the checkpoint, False to forget those that it has;
     see run/temperature.py. None uses those that it has."""
+    others: Runs = ()
+    """Further runs, which are evaluated together with the first, and alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +105,8 @@ class DataSetResult:
     """The temperatures of the weights by prefix, where they are not 1."""
     before: dict[str, Predictions] = field(default_factory=dict)
     """The predictions before a fit of temperatures, by prefix."""
+    mean: str = ""
+    """What the mean of several runs, whose prefix is "mean_", is of; see Ensemble.note."""
 
     @cached_property
     def labels(self) -> NDArray[Any]:
@@ -124,6 +132,7 @@ class DataSetResult:
             tree[f"{prefix}loss_before"] = scores.evaluation().loss
             tree[f"{prefix}ece_before"] = calibration_error(scores)
         tree |= {"ema_decay": float(self.best_average)} if self.best_average else {}
+        tree |= {"mean": self.mean} if self.mean else {}
         tree |= {
             "classes": len(self.classes),
             "model_classes": self.model_classes,
@@ -154,6 +163,8 @@ def evaluate_checkpoint(
         check_devices(world, device)
         use_precision(config.batch.precision)
         with together(world):
+            if options.data is None:
+                check_unseen([(config, path), *options.others])
             if world.is_first:
                 checkpoint.check(path)
             check_decoding(config, device)
@@ -167,18 +178,23 @@ def evaluate_checkpoint(
             warn(console, _remarks(config, path, options, data))
         with together(world):
             check_kind(data.index, has_lists, data.where)
-            models = {
-                name: trained_model(config, path, len(classes), name).to(device) for name in names
-            }
-        feeds = build_feeds(config, world, device)
-        calibrated = _calibrated(
-            config, feeds, data, models, options=options, path=path, console=console
-        )
+        feeds, mean = build_feeds(config, world, device), ""
+        calibrated: Calibrated = {}, {}
+        if options.others:
+            runs = [(config, path), *options.others]
+            ensemble = combine(runs, ema=ema, world=world, device=device, console=console)
+            each = {f"run-{number}": model for number, model in enumerate(ensemble.alone, 1)}
+            models, mean = {"mean": ensemble.model} | each, ensemble.note
+        else:
+            models, calibrated = _calibrated(
+                config, feeds, data, names, options=options, path=path, console=console
+            )
         scores, unread = _predicted(config, feeds, data, models, options=options, console=console)
         with together(world):
-            return _result(
+            found = _result(
                 data, scores, classes, options, unread=unread, best=best, calibrated=calibrated
             )
+            return replace(found, mean=mean)
 
 
 def _predicted(
@@ -212,13 +228,18 @@ def _calibrated(
     config: RunConfig,
     feeds: Feeds,
     data: DataSet,
-    models: Mapping[str, nn.Module],
+    names: Sequence[str],
     *,
     options: EvaluationOptions,
     path: Path,
     console: Console,
-) -> tuple[Temperatures, dict[str, Predictions]]:
-    """The temperatures of models by prefix, by which logits are divided; predictions before."""
+) -> tuple[dict[str, nn.Module], Calibrated]:
+    """The models of a checkpoint by the names of their weights, divided by their temperatures."""
+    num_classes = len(checkpoint.read_progress(path)["classes"])
+    with together(feeds.world):
+        models = {
+            name: trained_model(config, path, num_classes, name).to(feeds.device) for name in names
+        }
     by_name, before = calibrate(
         config,
         feeds,
@@ -229,7 +250,7 @@ def _calibrated(
         numbers=data.numbers,
         console=console,
     )
-    return (
+    return models, (
         {prefix_of(name): temperature for name, temperature in by_name.items()},
         {prefix_of(name): scores for name, scores in before.items()},
     )
@@ -303,7 +324,7 @@ def _result(
     *,
     unread: LeftOut,
     best: str,
-    calibrated: tuple[Temperatures, dict[str, Predictions]],
+    calibrated: Calibrated,
 ) -> DataSetResult:
     if not next(iter(predictions.values())).is_read().any():
         raise DataError("data.none-readable", location=data.where, num_images=len(data.index))

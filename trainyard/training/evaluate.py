@@ -1,7 +1,7 @@
 """Exact evaluation: every sample counted once, on any number of ranks."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
@@ -134,11 +134,19 @@ _ROWS = tuple(Predictions.__dataclass_fields__)
 
 def _predicted(views: list[Tensor], batch: Batch) -> Tensor:
     """The rows of a table of Predictions, float32[4, B]: whole numbers below 2^24 are exact."""
-    logits_BC, *others = views
-    if others:  # log of the mean of all softmax
-        each = [of_BC.log_softmax(dim=1) for of_BC in views]
-        logits_BC = reduce(torch.logaddexp, each) - math.log(len(each))
+    logits_BC = mean_logits(views, has_lists=False)
     return torch.where(batch.weights > 0, _rows(logits_BC, batch.labels), 0)
+
+
+def mean_logits(each: Sequence[Tensor], *, has_lists: bool) -> Tensor:
+    """Logits of the mean of the softmax, or sigmoids, of several logits, float32[B, C]."""
+    if len(each) == 1:
+        return each[0]
+    if has_lists:
+        yes = reduce(torch.logaddexp, [F.logsigmoid(logits_BC) for logits_BC in each])
+        return yes - reduce(torch.logaddexp, [F.logsigmoid(-logits_BC) for logits_BC in each])
+    logs = [logits_BC.log_softmax(dim=1) for logits_BC in each]
+    return reduce(torch.logaddexp, logs) - math.log(len(logs))
 
 
 def predictions_of(scores: LabelScores, labels: Tensor, temperature: float) -> Predictions:
@@ -165,11 +173,7 @@ def _rows(logits_BC: Tensor, labels: Tensor) -> Tensor:
 
 def _scored(views: list[Tensor], batch: Batch) -> Tensor:
     """The rows of a table of LabelScores, float32[1 + C, B]."""
-    logits_BC, *others = views
-    if others:  # the logit of the mean of all sigmoids
-        yes = reduce(torch.logaddexp, [F.logsigmoid(of_BC) for of_BC in views])
-        no = reduce(torch.logaddexp, [F.logsigmoid(-of_BC) for of_BC in views])
-        logits_BC = yes - no
+    logits_BC = mean_logits(views, has_lists=True)
     rows = torch.cat([torch.ones_like(batch.weights)[None], logits_BC.T])
     return torch.where(batch.weights > 0, rows, 0)
 
