@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import NoReturn
 
+were_raised = False
+"""True once a Ctrl-C has become an exception: Python drops those of finalizers, libraries of C some
+others, and a run that begins nevertheless is to stop.
+"""
+
 
 def raise_interrupt(number: int, frame: "FrameType | None") -> None:
     """As Python does by default, but not inside the import of torch: its C++ would abort."""
@@ -19,6 +24,8 @@ def raise_interrupt(number: int, frame: "FrameType | None") -> None:
     torch = sys.modules.get("torch")
     if getattr(getattr(torch, "__spec__", None), "_initializing", False):
         end_interrupted()
+    global were_raised
+    were_raised = True
     raise KeyboardInterrupt
 
 

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from tests.spawn import spawn
+from trainyard import interrupts
 from trainyard.errors import Requeued, Stopped
 from trainyard.training.stop import StopSignal
 from trainyard.world import World
@@ -33,6 +34,21 @@ def test_a_signal_is_noted(number: signal.Signals, reason: type[Stopped]) -> Non
         assert stop.poll() is reason
         assert stop.poll() is reason
     assert signal.getsignal(number) == before
+
+
+def test_an_interrupt_that_python_dropped_before_stops_a_run_as_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one in a finalizer is: a sweep, which passes a Ctrl-C on once, waited for ever."""
+    monkeypatch.setattr(interrupts, "were_raised", False)
+    before = signal.signal(signal.SIGINT, interrupts.raise_interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with StopSignal(World()) as stop:
+        assert stop.poll() is Stopped
 
 
 def test_a_handler_that_is_not_pythons_becomes_the_default() -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from trainyard.arguments import Parser, enlarging, positive
 from trainyard.data.storage.source import is_remote
@@ -16,6 +17,7 @@ from trainyard.errors import CheckpointError, InputError
 from trainyard.files import RunDirectory, find_checkpoint
 from trainyard.world import usable_cores
 
+_HIDDEN = "wandb"
 _EXPORTS = (".onnx", ".pt2", ".safetensors")
 SECTIONS = ("model", "data", "batch")  # sections of recipe keys that a trained model can depend on
 
@@ -189,15 +191,20 @@ def loading() -> Iterator[None]:
 
     The collector would visit the objects of modules again and again, and once more in each full
     collection of a run. They are handed back to it at the end: extensions such as nanobind's report
-    what is left of them then.
+    what is left of them then. Inside, timm cannot import wandb, which it would wherever that is
+    installed: a sixth of the start of a run, for a function that nobody calls.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield
         return
     gc.disable()
+    modules: dict[str, Any] = sys.modules
+    modules.setdefault(_HIDDEN, None)
     try:
         yield
         gc.freeze()
         atexit.register(gc.unfreeze)
     finally:
+        if modules[_HIDDEN] is None:
+            del modules[_HIDDEN]
         gc.enable()

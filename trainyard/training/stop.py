@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from trainyard import interrupts
 from trainyard.errors import STOPS, NotSaved, Requeued, Stopped
 from trainyard.parent import put_back_handlers
 from trainyard.training.saver import Saver
@@ -59,6 +60,8 @@ class StopSignal:
             for number in _SIGNALS.keys() - ({signal.SIGHUP} if under_nohup else set()):
                 self._previous[number] = signal.signal(number, self._note)
             self._previous[_OVERDUE] = signal.signal(_OVERDUE, self._give_up_data)
+            if interrupts.were_raised:
+                self._note(signal.SIGINT, None)
         if self._world.size > 1:
             # A group of its own keeps its messages apart from those of the gradients.
             self._group = new_group(backend="gloo")
