@@ -77,9 +77,8 @@ def evaluate(
     classes that it has are predicted, unless `all_classes`. `overrides` are keys of the sections
     model, data and batch, such as {"data.eval_size": 288}. `flip` uses the mean softmax of
     an image and of its mirror image. `ema` is False for the weights alone, True for their moving
-    average alone, the best of several, or the decay of one. Several runs are taken together:
-    "mean_top1", "run_1_top1" …, and "mean" says what the mean is of. `world` and `console` are as
-    for `train`.
+    average alone, the best of several, or the decay of one. `world` and `console` are as for
+    `train`. Several runs are taken together: "mean_top1", "run_1_top1" …; "mean" tells how.
 
     Returns the content of `trainyard evaluate --json`: "samples", "bad" (unreadable images),
     "bad_reasons" (a list of dicts: "reason", "samples", and "file", an example),
@@ -99,11 +98,10 @@ def evaluate(
         for folder, path in map(find_checkpoint, map(Path, _texts(run)))
     )
     locations = None if data is None else tuple(validation_splits(_texts(data)))
-    options = EvaluationOptions(
+    how = EvaluationOptions(
         data=locations, views=Views(flip), ema=ema, all_classes=all_classes, others=further
     )
-    result = evaluate_checkpoint(config, checkpoint, options, world=world, console=console)
-    return result.as_dict()
+    return evaluate_checkpoint(config, checkpoint, how, world=world, console=console).as_dict()
 
 
 def history(run: StrPath) -> "History":

@@ -113,15 +113,23 @@ def load(
         temperature=temperature,
         device=device,
     )
-    if not others:
-        return classifier
-    runs = [(config, checkpoint_folder)]
+    return _with(others, classifier, ema, overrides) if others else classifier
+
+
+def _with(
+    others: Sequence[str | Path],
+    first: "Classifier",
+    ema: bool | float | None,
+    overrides: Mapping[str, str],
+) -> "Classifier":
+    assert first.checkpoint is not None
+    runs = [(first.config, first.checkpoint)]
     for folder, found in (find_checkpoint(Path(other)) for other in others):
         runs.append((_to_predict(load_recipe(str(folder / "recipe.toml"), overrides)), found))
     quiet = Console(quiet=True)
-    mean = combine(runs, ema=ema, world=World(), device=device, console=quiet)
+    mean = combine(runs, ema=ema, world=World(), device=first.device, console=quiet)
     weights, model = f"mean of {mean.of}", mean.model.eval().requires_grad_(False)
-    return replace(classifier, model=model, weights=weights, temperature=1.0, note=mean.note)
+    return replace(first, model=model, weights=weights, temperature=1.0, note=mean.note)
 
 
 def _to_predict(config: RunConfig) -> RunConfig:

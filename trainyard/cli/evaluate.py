@@ -137,16 +137,12 @@ def evaluated(
     temperature: bool | None = None,
     split: Literal["train", "val"] = "val",
 ) -> "DataSetResult | None":
-    """The result; None on all ranks but the first. For keywords see EvaluationOptions.
-
-    `others`: run directories and checkpoints.
-    """
+    """The result; None on all ranks but the first. For keywords see EvaluationOptions."""
     from trainyard.data.index.merge import validation_splits
     from trainyard.monitor.terminal import EscapingConsole
 
-    on_other_data = options.data is not None
     config, *configs = (
-        evaluation_recipe(folder, options.overrides, on_other_data=on_other_data)
+        evaluation_recipe(folder, options.overrides, on_other_data=options.data is not None)
         for folder in (run_folder, *(run for run, _ in others))
     )
     data = tuple(validation_splits(options.data)) if options.data else None

@@ -49,6 +49,8 @@ from trainyard.world import World, check_devices, gather, pick_device, together,
 Calibrated = tuple[Temperatures, dict[str, Predictions]]
 """The temperatures of models by prefix, by which logits are divided; predictions before a fit."""
 
+NOT_CALIBRATED: Calibrated = ({}, {})
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
@@ -178,13 +180,9 @@ def evaluate_checkpoint(
             warn(console, _remarks(config, path, options, data))
         with together(world):
             check_kind(data.index, has_lists, data.where)
-        feeds, mean = build_feeds(config, world, device), ""
-        calibrated: Calibrated = {}, {}
+        feeds, mean, calibrated = build_feeds(config, world, device), "", NOT_CALIBRATED
         if options.others:
-            runs = [(config, path), *options.others]
-            ensemble = combine(runs, ema=ema, world=world, device=device, console=console)
-            each = {f"run-{number}": model for number, model in enumerate(ensemble.alone, 1)}
-            models, mean = {"mean": ensemble.model} | each, ensemble.note
+            models, mean = _together(config, feeds, options=options, path=path, console=console)
         else:
             models, calibrated = _calibrated(
                 config, feeds, data, names, options=options, path=path, console=console
@@ -195,6 +193,16 @@ def evaluate_checkpoint(
                 data, scores, classes, options, unread=unread, best=best, calibrated=calibrated
             )
             return replace(found, mean=mean)
+
+
+def _together(
+    config: RunConfig, feeds: Feeds, *, options: EvaluationOptions, path: Path, console: Console
+) -> tuple[dict[str, nn.Module], str]:
+    """The mean of the runs and each of them, by name, and what the mean is of."""
+    runs, device = [(config, path), *options.others], feeds.device
+    mean = combine(runs, ema=options.ema, world=feeds.world, device=device, console=console)
+    each = {f"run-{number}": model for number, model in enumerate(mean.alone, 1)}
+    return {"mean": mean.model} | each, mean.note
 
 
 def _predicted(
