@@ -3,44 +3,31 @@
 python -m benchmarks.start FOLDER [--ranks 2 8 32] [--beside NAME=PYTHON] [--hardware NAME]
 
 Discovery, without processes: the environments that Slurm would give all tasks of a job, eight a
-node, are read one after the other, as if each rank's share were done here. Then the roll call: one
-process is the first rank, another one all others, each over a connection of its own. Then real
-ranks of the `debug` recipe on the digits, all on this machine, two steps. FOLDER is for the data
-and the runs.
+node, are read one after the other, as if each rank's share were done here. Then real ranks of the
+`debug` recipe on the digits, all on this machine. FOLDER is for the data and the runs.
 """
 
 import argparse
 import json
-import multiprocessing
 import os
-import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import Store
-
 from benchmarks.saving import RESULTS, save
 from trainyard.datasets.prepare.digits import prepare_digits
-from trainyard.distributed.interfaces import free_port
 from trainyard.distributed.launcher_variables import (
-    MeetingPoint,
     discover,
     meeting_point,
 )
-from trainyard.distributed.startup_check import check_start
-from trainyard.distributed.store import open_stores
 from trainyard.world import World
 
 SIZES = (256, 1024, 4096)
-CHECKED = (64, 256)
-CHECK_S = 300
 PER_NODE = 8
 KILL_AFTER = 12  # steps, of which every fifth is saved
 
@@ -72,45 +59,6 @@ def discovery_seconds(size: int) -> float:
     )
     assert len(points) == 1
     return ended - started
-
-
-def point_of(port: int) -> MeetingPoint:
-    return MeetingPoint("127.0.0.1", port)
-
-
-def other_ranks(port: int, size: int) -> None:
-    """All but rank 0, by threads, which connect before the clock starts."""
-    allow_files()
-    worlds = [World(rank, size) for rank in range(1, size)]
-    with ThreadPoolExecutor(size) as pool:
-        stores = [*pool.map(lambda world: open_stores(point_of(port), world, CHECK_S)[0], worlds)]
-        stores[0].set("ready", "")
-        list(pool.map(lambda store, world: check(store, world, port), stores, worlds))
-
-
-def check(store: Store, world: World, port: int) -> None:
-    check_start(store, world, {}, point=point_of(port), limit_s=CHECK_S)
-
-
-def check_seconds(size: int) -> float:
-    """The startup check of so many ranks, on the cores of this machine alone."""
-    allow_files()
-    port, world = free_port(), World(0, size)
-    process = multiprocessing.get_context("spawn").Process(target=other_ranks, args=(port, size))
-    process.start()
-    store, _ = open_stores(point_of(port), world, CHECK_S)
-    store.get("ready")
-    started = time.perf_counter()
-    check(store, world, port)
-    took = time.perf_counter() - started
-    process.join()
-    assert process.exitcode == 0
-    return took
-
-
-def allow_files() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Run:
@@ -175,15 +123,6 @@ def discovery(found: list[dict[str, Any]]) -> str:
     return text
 
 
-def startup_checks(found: list[dict[str, Any]]) -> str:
-    text = "| ranks | startup check |\n|---|---|\n"
-    for size in CHECKED:
-        check_s = check_seconds(size)
-        found.append({"ranks": size, "check_s": check_s})
-        text += f"| {size:,} | {check_s:.2f} s |\n"
-    return text
-
-
 def start(
     found: list[dict[str, Any]], folder: Path, numbers: list[int], installed: dict[str, str]
 ) -> str:
@@ -222,9 +161,8 @@ def main() -> None:
     parser.add_argument("--hardware", help="save results/DATE-HARDWARE-start.json and .md")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    found: dict[str, list[dict[str, Any]]] = {"discovery": [], "check": [], "start": []}
+    found: dict[str, list[dict[str, Any]]] = {"discovery": [], "start": []}
     text = discovery(found["discovery"]) + "\n"
-    text += startup_checks(found["check"]) + "\n"
     installed = dict(options.beside) | {"this": sys.executable}
     text += start(found["start"], options.folder.absolute(), options.ranks, installed)
     print(text)

@@ -445,7 +445,7 @@ class Gone:
 def hang_without_a_store(_: World, said: Path) -> None:
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
     store: Any = Gone()
-    processes = [ProcessInfo.current()] * 2
+    processes = dict.fromkeys(range(2), ProcessInfo.current())
     watchdog.Watchdog(store, World(1, 2), processes, is_hosted=True).begin(0.1)
     time.sleep(30)
     os._exit(0)

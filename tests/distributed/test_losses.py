@@ -95,7 +95,7 @@ def test_closing_does_not_wait_for_a_store_that_is_stopped() -> None:
             assert server.stdout
             port = int(server.stdout.readline())
             store = dist.TCPStore("127.0.0.1", port, wait_for_workers=False)
-            watchdog = Watchdog(store, World(1, 2), [ProcessInfo.current()] * 2)
+            watchdog = Watchdog(store, World(1, 2), {0: ProcessInfo.current()})
             server.send_signal(signal.SIGSTOP)
             time.sleep(2)  # for a beat that waits for an answer
             closing = threading.Thread(target=watchdog.close, daemon=True)

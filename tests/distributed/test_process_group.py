@@ -38,7 +38,7 @@ def group_of(
 
     monkeypatch.setattr(dist, "init_process_group", init)
     monkeypatch.setattr(process_group, "open_stores", lambda *_: (store, store))
-    monkeypatch.setattr(process_group, "check_start", lambda *_, **__: Start("127.0.0.1", []))
+    monkeypatch.setattr(process_group, "check_start", lambda *_, **__: Start("127.0.0.1", {}))
     monkeypatch.setattr(process_group, "use_interface_to", lambda address: None)
     monkeypatch.setattr(
         process_group, "Watchdog", lambda *_, **__: SimpleNamespace(attributing_errors=nullcontext)

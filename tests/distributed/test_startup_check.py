@@ -4,8 +4,8 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -53,14 +53,12 @@ def test_a_name_that_cannot_be_resolved(tmp_path: Path) -> None:
 
 
 def _die_once_one_is_in() -> None:
-    load = startup_check._loaded
+    def wait_and_die(store: dist.Store, *_: object) -> None:
+        store.wait(["arrival/1"])
+        time.sleep(1)  # the other one waits for the answer by now
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    def load_and_die(*arguments: Any) -> Any:
-        if load(*arguments):
-            time.sleep(1)  # the other one waits for the answer by now
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    vars(startup_check)["_loaded"] = load_and_die
+    vars(startup_check)["_await_others"] = wait_and_die
 
 
 def test_a_first_rank_that_dies_is_missed_at_once(tmp_path: Path) -> None:
@@ -100,6 +98,15 @@ def test_two_with_one_number(tmp_path: Path) -> None:
         refused.check("rank.taken", rank=1, other_pid=accepted.pid, pid=refused.pid)
 
 
+def test_one_of_a_larger_world(tmp_path: Path) -> None:
+    """It ended with an IndexError."""
+    with ranks(tmp_path, 2) as started:
+        started.start(0, 1)
+        (stranger,) = started.start(2, env={"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"})
+        assert codes(started) == [0, 0, 2]
+        stranger.check("rank.taken", rank=2, pid=stranger.pid)
+
+
 def test_two_jobs_at_one_port(tmp_path: Path) -> None:
     with ranks(tmp_path, 2, limit_s=3) as started:
         (first,) = started.start(0, env={"TORCHELASTIC_RUN_ID": "one"})
@@ -119,9 +126,18 @@ def _die_in_the_first_collective(world: World) -> None:
     dist.all_reduce(torch.zeros(1))
 
 
-def test_one_that_dies_in_its_first_collective_is_named_once(tmp_path: Path) -> None:
+def _be_many() -> None:
+    """From so many on, ranks connect to others as they need them."""
+    vars(process_group)["_MESH"] = 2
+
+
+@pytest.mark.parametrize("prepare", [None, _be_many])
+def test_one_that_dies_in_its_first_collective_is_named_once(
+    prepare: Callable[[], None] | None, tmp_path: Path
+) -> None:
     with ranks(tmp_path, 3) as started:
-        first, second, third = started.start(0, 1, 2, work=_die_in_the_first_collective)
+        work = _die_in_the_first_collective
+        first, second, third = started.start(0, 1, 2, work=work, prepare=prepare)
         assert codes(started) == [1, 1, -signal.SIGKILL]
         assert f"rank 2 ({HOST}, process {third.pid})" in first.said and first.said.count("\n") == 1
         assert second.said == ""

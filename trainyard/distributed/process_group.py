@@ -29,6 +29,9 @@ OWN_FILES = 512
 """Files open at a time: shards, logs, libraries, a checkpoint."""
 FILES_PER_RANK = 4
 """Connections to each other rank, by gloo in several groups."""
+_MESH = (
+    64  # ranks, of which each connects to all others at the start: none finds a way closed later
+)
 
 
 @contextmanager
@@ -139,8 +142,11 @@ def _make_group(
     store: "Store", world: World, limit_s: float, device: "torch.device | None"
 ) -> None:
     """The group of all ranks: with NCCL if each has a GPU of its own, to which it is bound."""
+    import torch
     from torch import distributed as dist
 
+    if world.size > _MESH:
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # connections as they are needed
     dist.init_process_group(
         "gloo" if device is None else "cpu:gloo,cuda:nccl",
         store=store,
@@ -150,6 +156,8 @@ def _make_group(
         # Else torch guesses, by LOCAL_RANK or by the rank among those of all hosts.
         device_id=device,
     )
+    if world.size > _MESH:
+        dist.all_reduce(torch.zeros(1))  # a ring: while there is a limit
     set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
     set_timeout(NO_LIMIT, dist.group.WORLD)
 
@@ -158,7 +166,7 @@ def _has_each_a_gpu(store: "Store", world: World, gpu: str | None) -> bool:
     """True if each rank has a GPU of its own, which NCCL needs."""
     store.set(f"gpu/{world.rank}", gpu or "")
     if world.is_first:
-        gpus = {store.get(f"gpu/{rank}") for rank in range(world.size)}
+        gpus = {*store.multi_get([f"gpu/{rank}" for rank in range(world.size)])}
         store.set("each has a GPU", f"{len(gpus - {b''}) == world.size}")
     return store.get("each has a GPU") == b"True"
 

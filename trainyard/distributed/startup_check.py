@@ -2,7 +2,7 @@
 
 The check uses torch's key-value store. Rank 0 posts its facts (world size, versions, recipe). Every
 other rank posts its process, and the facts in which it differs. Once all are there, or the time is
-over, rank 0 posts the answer that all of them wait for.
+over, rank 0 posts an answer for each. What rank 0 sends and is asked grows as the number of ranks.
 """
 
 import json
@@ -26,6 +26,7 @@ _POLL_S = 0.2
 _PROBLEM_S = 3  # for further ranks to arrive once one differs, and for all to read the answer
 
 Facts = Mapping[str, str]
+_DIFFERS = "differs"
 _KINDS = {kind.__name__: kind for kind in (InputError, PeerError)}
 
 
@@ -34,8 +35,8 @@ class Start(NamedTuple):
 
     address: str
     """Rank 0's address, as other hosts reach it."""
-    processes: list[ProcessInfo]
-    """The processes, by rank."""
+    processes: dict[int, ProcessInfo]
+    """By rank: of all ranks on rank 0; elsewhere of rank 0 and of the ranks on this host."""
 
 
 class _Arrival(NamedTuple):
@@ -55,19 +56,20 @@ def check_start(
     facts differ.
     """
     facts = {"number of ranks": f"{world.size}", **facts}
+    place = 0
     if world.is_first:
         _answer(store, world, facts, point=point, limit_s=limit_s)
     else:
-        _arrive(store, world, facts, point)
-    problem, address, processes = json.loads(store.get("answer"))
-    start = Start(address, [ProcessInfo(*process) for process in processes])
+        place = _arrive(store, world, facts, point)
+    problem, address, processes = json.loads(store.get(_answer_to(place)))
+    start = Start(address, {rank: ProcessInfo(*process) for rank, process in processes})
     if problem:
         time.sleep(_PROBLEM_S * world.is_first)  # the store goes with this process
         kind, code, text, fields = problem
         error: TrainyardError = _KINDS[kind].unpacked(code, text, fields)
         error.is_shared = True
         raise error
-    me, taken_by = ProcessInfo.current(), start.processes[world.rank]
+    me, taken_by = ProcessInfo.current(), start.processes[place]
     if taken_by != me:
         raise InputError(
             "rank.taken",
@@ -82,18 +84,24 @@ def check_start(
     return start
 
 
-def _arrive(store: "Store", world: World, facts: Facts, point: MeetingPoint) -> None:
+def _arrive(store: "Store", world: World, facts: Facts, point: MeetingPoint) -> int:
+    """Returns the rank whose answer is meant: 0 where the first rank's world has no such rank."""
     try:
-        differs = _differences(json.loads(store.get("facts")), facts)
+        first = json.loads(store.get("facts"))
+        differs = _differences(first, facts)
         arrival = _Arrival(ProcessInfo.current(), local_address(point.host), differs)
-        store.set(f"arrival/{world.rank}", json.dumps(arrival))
-        store.wait(["answer"])
+        place = world.rank if world.rank < int(first["number of ranks"]) else 0
+        store.set(_arrival_of(world.rank), json.dumps(arrival))
+        if differs and place:
+            store.set(_DIFFERS, "")
+        store.wait([_answer_to(place)])
     except RuntimeError as error:
         raise PeerError(
             "rank.first-rank-gone",
             "rank 0 at {address} is gone or does not answer; see its output",
             address=str(point),
         ) from error
+    return place
 
 
 def _differences(first: Facts, mine: Facts) -> list[str]:
@@ -115,7 +123,8 @@ def _answer(
     me = ProcessInfo.current()
     store.set("facts", json.dumps(dict(facts)))
     missing = _await_others(store, world, limit_s)
-    arrivals = {rank: _loaded(store, rank) for rank in range(1, world.size) if rank not in missing}
+    there = [rank for rank in range(1, world.size) if rank not in {*missing}]
+    arrivals = dict(zip(there, map(_loaded, _values(store, there)), strict=True))
     problem: TrainyardError | None = _disagreement(me, arrivals)
     if missing and not problem:
         hosts = _listed(sorted({me.host, *(each.process.host for each in arrivals.values())}))
@@ -132,33 +141,45 @@ def _answer(
         )
     addresses = [arrival.address for arrival in arrivals.values()]
     address = local_address(outward([*addresses, LOOPBACK]))
-    processes = [me, *(arrivals[rank].process for rank in sorted(arrivals))]
+    processes = {0: me} | {rank: arrival.process for rank, arrival in arrivals.items()}
+    near: dict[tuple[str, str], list[int]] = {}
+    for rank, process in processes.items():
+        near.setdefault((process.host, process.namespaces), []).append(rank)
     answer = problem and (type(problem).__name__, *problem.packed())
-    store.set("answer", json.dumps([answer, address, processes]))
+    for rank in range(world.size):
+        mine = processes.get(rank, me)
+        known = {0, *near[mine.host, mine.namespaces]} if rank else processes
+        content = answer, address, [(each, processes[each]) for each in known]
+        store.set(_answer_to(rank), json.dumps(content))
 
 
 def _await_others(store: "Store", world: World, limit_s: float) -> list[int]:
     """Until all are there, the time is over, or one differs. Returns the ranks that are absent."""
     started = time.monotonic()
     deadline, notice = started + limit_s, started + _NOTICE_S
-    missing, differs = [*range(1, world.size)], False
-    while True:
-        arrived = [rank for rank in missing if store.check([f"arrival/{rank}"])]
-        missing = [rank for rank in missing if rank not in arrived]
+    differs = False
+    while not store.check([*map(_arrival_of, range(1, world.size))]):
         now = time.monotonic()
-        if not differs and any(_loaded(store, rank).differs for rank in arrived):
+        if not differs and store.check([_DIFFERS]):
             differs, deadline = True, min(deadline, now + _PROBLEM_S)
-        if not missing or now > deadline:
-            return missing
-        if now > notice:
+        if now > min(deadline, notice):
+            ranks = range(1, world.size)
+            missing = [rank for rank in ranks if not store.check([_arrival_of(rank)])]
+            if now > deadline:
+                return missing
             notice += _REPEAT_S
             waited = f"({now - started:.0f} of {limit_s:.0f} s)"
             sys.stderr.write(f"trainyard: waiting for {_ranks(missing)} {waited}\n")
         time.sleep(_POLL_S)
+    return []
 
 
-def _loaded(store: "Store", rank: int) -> _Arrival:
-    process, address, differs = json.loads(store.get(f"arrival/{rank}"))
+def _values(store: "Store", ranks: list[int]) -> list[bytes]:
+    return store.multi_get([*map(_arrival_of, ranks)]) if ranks else []
+
+
+def _loaded(content: bytes) -> _Arrival:
+    process, address, differs = json.loads(content)
     return _Arrival(ProcessInfo(*process), address, differs)
 
 
@@ -181,6 +202,14 @@ def _disagreement(me: ProcessInfo, arrivals: Mapping[int, _Arrival]) -> InputErr
         changes=changes,
         more=others_too,
     )
+
+
+def _arrival_of(rank: int) -> str:
+    return f"arrival/{rank}"
+
+
+def _answer_to(rank: int) -> str:
+    return f"answer/{rank}"
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -13,10 +13,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from trainyard.distributed.heartbeat import Activity, Heartbeat, described, hanging
@@ -37,11 +38,14 @@ GONE_S = 30
 """Age of a post from which on its rank is lost, where nothing else can be seen of its process."""
 
 _ALONE = World()
+_NOBODY: Mapping[int, ProcessInfo] = MappingProxyType({})
 _OWN_ERROR_S = 2  # after the loss of a rank, for an error of this rank's own
-_EXPLAINED_S = 5  # after an error of this rank, for the loss of another one to be seen
+_EXPLAINED_S = 7  # after an error of this rank, for the loss of another one to be seen
+_SILENT_S = 4  # age of a post from which on its rank may be the reason for others' errors
 _LEAVE_S = 5  # for an answer of the store, and for the other ranks before the store of rank 0 goes
 _END_S = 330  # for a pending checkpoint, which has limits of its own, and the last message
 _LOOK_S = 0.02
+_SILENT = "silent"
 
 
 class Alarm(NamedTuple):
@@ -76,11 +80,13 @@ class Watchdog:
         self,
         store: "Store | None" = None,
         world: World = _ALONE,
-        processes: Sequence[ProcessInfo] = (),
+        processes: Mapping[int, ProcessInfo] = _NOBODY,
         *,
         is_hosted: bool = False,
     ) -> None:
-        """`store`: for this start alone. `is_hosted`: it is not in the process of rank 0."""
+        """`store`: for this start alone. `processes`: of the ranks that are known, with rank 0.
+        `is_hosted`: the store is not in the process of rank 0.
+        """
         self.heartbeat = Heartbeat()
         self.before_end: Callable[[], None] = lambda: None
         """Finishes work that must not be lost when this process is ended; has its own limit."""
@@ -88,10 +94,10 @@ class Watchdog:
         """Records the event for all ranks. Returns the message to print."""
         self._store, self._world, self._is_hosted = store, world, is_hosted
         me = ProcessInfo.current()
-        self._processes = [*processes] or [me] * world.size
+        self._processes = processes
         self._visible = {
             rank: process
-            for rank, process in enumerate(self._processes)
+            for rank, process in processes.items()
             if rank != world.rank and process.is_visible_from(me)
         }
         watched = () if store is None else range(1, world.size) if world.is_first else (0,)
@@ -135,25 +141,13 @@ class Watchdog:
         if not isinstance(error, RuntimeError) or error is self._explained:
             return
         self._explained = error
-        before = _within(_LEAVE_S, partial(self._all_posts, store))
+        before = _within(_LEAVE_S, partial(_silent_ranks, store))
         time.sleep(_EXPLAINED_S)
-        after = _within(_LEAVE_S, partial(self._all_posts, store))
-        if before is None or after is None:
-            silent = [0]
-        else:
-            silent = [rank for rank, data in before.items() if after.get(rank) == data]
+        after = _within(_LEAVE_S, partial(_silent_ranks, store))
+        silent = [0] if after is None or after == before else [*map(int, after[1:])]
         if silent and self._world.rank not in silent:
             self._alarm = Alarm(silent)
             threading.Event().wait()  # for the other thread to end this process
-
-    def _all_posts(self, store: "Store") -> dict[int, bytes]:
-        """The posts of the ranks that have not left."""
-        ranks = [
-            rank
-            for rank in range(self._world.size)
-            if store.check([_beat(rank)]) and not store.check([_left(rank)])
-        ]
-        return dict(zip(ranks, store.multi_get([*map(_beat, ranks)]), strict=True))
 
     def close(self, *, failed: bool = False) -> None:
         """Stop watching. The other ranks take this for a loss if it is `failed`."""
@@ -177,8 +171,9 @@ class Watchdog:
         """On rank 0, whose process has the store: until the others have left."""
         waiting = set(range(1, self._world.size)) - {*gone}
         deadline = time.monotonic() + _LEAVE_S
-        while self._world.is_first and not self._is_hosted and waiting:
-            waiting = {rank for rank in waiting if not store.check([_left(rank)])}
+        if not self._world.is_first or self._is_hosted or not waiting:
+            return
+        while not store.check([*map(_left, waiting)]):
             if time.monotonic() > deadline:
                 return
             time.sleep(_LOOK_S)
@@ -209,7 +204,7 @@ class Watchdog:
 
     def _read_posts(self, store: "Store") -> None:
         ranks = [*self._posts]
-        if not store.check([_beat(rank) for rank in ranks]):
+        if not all(post.data for post in self._posts.values()):
             ranks = [rank for rank in ranks if store.check([_beat(rank)])]  # others are yet to post
         now = self.heartbeat.clock_s
         for rank, data in zip(ranks, store.multi_get([*map(_beat, ranks)]), strict=True):
@@ -217,6 +212,10 @@ class Watchdog:
                 self._posts[rank] = _Post(data, now)
             elif now - self._posts[rank].at > FRESH_S and store.check([_left(rank)]):
                 del self._posts[rank]
+        if self._world.is_first:
+            late = [rank for rank, post in self._posts.items() if now - post.at > _SILENT_S]
+            silent = [rank for rank in late if not store.check([_left(rank)])]
+            store.set(_SILENT, json.dumps([now, *silent]))
 
     # --- the thread that judges ---
 
@@ -296,7 +295,8 @@ class Watchdog:
             os.write(2, f"trainyard: {message}\n".encode())
 
     def _name(self, rank: int) -> str:
-        return rank_name(rank, self._processes[rank])
+        known = self._processes.get(rank)
+        return rank_name(rank, known) if known else f"rank {rank}"
 
 
 def _within(seconds: float, call: Callable[[], T]) -> T | None:
@@ -317,6 +317,16 @@ def _within(seconds: float, call: Callable[[], T]) -> T | None:
 
 def _loaded(data: bytes) -> Alarm:
     return Alarm(*json.loads(data))
+
+
+def _silent_ranks(store: "Store") -> list[float]:
+    """The ranks that are silent, as the first rank said it at last; before them, when it did.
+
+    If it has left, it says nothing, and that anew each time.
+    """
+    if store.check([_left(0)]):
+        return [time.monotonic()]
+    return list(json.loads(store.get(_SILENT))) if store.check([_SILENT]) else []
 
 
 def _beat(rank: int) -> str:
