@@ -1,4 +1,4 @@
-"""RandAugment on batches against timm's, one Pillow image at a time."""
+"""Policies on batches against timm's and torchvision's, one Pillow image at a time."""
 
 from typing import Any
 
@@ -9,11 +9,20 @@ from numpy.typing import NDArray
 from PIL import Image
 from skimage import data
 from sklearn.datasets import load_sample_images
-from timm.data.auto_augment import NAME_TO_OP
+from timm.data.auto_augment import LEVEL_TO_ARG, NAME_TO_OP, auto_augment_policy
+from torchvision.transforms import InterpolationMode, TrivialAugmentWide
+from torchvision.transforms.autoaugment import _apply_op
 
 from trainyard.data.augment.kernels import KernelCall, run, send
-from trainyard.data.augment.policy import draw, parse_policy
-from trainyard.data.augment.randaugment import affine_maps, colour_call, plan, warp_call
+from trainyard.data.augment.policy import ARGUMENTS, LEVELS, draw, parse_policy
+from trainyard.data.augment.randaugment import (
+    RandAugment,
+    affine_maps,
+    colour_call,
+    plan,
+    warp_call,
+)
+from trainyard.data.batch import Keys
 
 Pixels = NDArray[np.uint8]
 SKIMAGE: Any = data
@@ -80,6 +89,14 @@ MOVES = {
 def reference(pixels: Pixels, name: str, argument: float) -> Pixels:
     """timm's operation on one image."""
     image = Image.fromarray(pixels)
+    if name.endswith("Wide"):
+        plain = name.removesuffix("Wide")
+        shift = {"Brightness": -1, "Color": -1, "Contrast": -1, "Sharpness": -1}.get(plain, 0)
+        sign = -1 if plain.startswith("Translate") else 1
+        bilinear = InterpolationMode.BILINEAR
+        return np.array(_apply_op(image, plain, sign * argument + shift, bilinear, None))
+    if name == "Identity":
+        return pixels
     if name.startswith("Posterize") and argument < 1:  # Pillow 13 refuses, those before: black
         return np.zeros_like(pixels)
     arguments: list[Any] = [argument]
@@ -146,6 +163,13 @@ POLICIES = [
     "rand-m9-n4-p0.8-mstd101-tweights",
     "rand-m9-n3-t3aw",
     "3a",
+    "original-mstd0.5",
+    "originalr",
+    "v0",
+    "v0r",
+    "ta_wide",
+    "augmix",
+    "augmix-m9-w4-d2-mstd1",
 ]
 
 
@@ -155,14 +179,24 @@ def test_a_policy_is_timms_operations_one_after_the_other(text: str) -> None:
     square = [np.array(Image.fromarray(p).resize((96, 96))) for p in PHOTOGRAPHS.values()]
     pictures = square * 16
     draws = draw(policy, 3, np.arange(len(pictures)), np.zeros(len(pictures), np.int64))
-    found = ours(pictures, plan(policy, draws, (96, 96), FILL))
+    keys = Keys(np.arange(len(pictures)), np.zeros(len(pictures), np.int64), 0)
+    batch = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
+    whole = RandAugment(text, seed=3, mean=MEAN)(batch, keys).permute(0, 2, 3, 1)
+    found = whole.numpy().astype(np.int64)
     changed, total = 0, 0.0
     for row, pixels in enumerate(pictures):
-        expected = pixels
-        for layer in range(policy.layers):
-            if draws.ops[row, layer] >= 0:
+        chains = []
+        for columns in np.split(np.arange(policy.layers), policy.chains or 1):
+            expected = pixels
+            for layer in columns[draws.ops[row, columns] >= 0]:
                 name = policy.ops[draws.ops[row, layer]]
                 expected = reference(expected, name, float(draws.arguments[row, layer]))
+            chains.append(expected)
+        if policy.chains:  # as AugMixAugment in timm
+            share, *weights = draws.shares[row].astype(np.float32)
+            mixed = sum(w * one.astype(np.float32) for w, one in zip(weights, chains, strict=True))
+            mix = Image.fromarray(np.clip(mixed, 0, 255).astype(np.uint8))
+            expected = np.array(Image.blend(Image.fromarray(pixels), mix, float(share)))
         difference = np.abs(found[row] - expected)
         # A later operation can widen a difference of one: equalize or one bit of posterize, say.
         assert difference.mean() < 0.4
@@ -171,6 +205,43 @@ def test_a_policy_is_timms_operations_one_after_the_other(text: str) -> None:
         changed += bool((expected != pixels).any())
     assert total / len(pictures) < 0.02
     assert changed > len(pictures) / 3
+
+
+@pytest.mark.parametrize("text", ["original", "originalr", "v0", "v0r"])
+def test_the_pairs_of_autoaugment_are_timms(text: str) -> None:
+    policy = parse_policy(text)
+    of_timm: Any = auto_augment_policy
+    pairs = of_timm(text, {"translate_const": 250, "img_mean": FILL})
+    theirs = [(op.name, op.prob, op.magnitude) for pair in pairs for op in pair]
+    assert isinstance(policy.prob, tuple)
+    assert [*zip(policy.ops, policy.prob, policy.magnitudes, strict=True)] == theirs
+    draws = draw(policy, 0, np.arange(4000), np.zeros(4000, np.int64))
+    assert {*np.unique(draws.ops)} == {-1, *(n for n, one in enumerate(theirs) if one[1] > 0)}
+    for column, ops in enumerate(draws.ops.T):
+        assert (ops[ops >= 0] % 2 == column).all()
+    for name, _, level in theirs:
+        argument = ARGUMENTS[name](np.array([level]), np.array([False]), np.array([0.0]))
+        levels: Any = LEVEL_TO_ARG[name]
+        wanted = levels(level, {"translate_const": 250}) if levels else (0.0,)
+        assert abs(abs(argument[0]) - abs(wanted[0])) < 1e-9
+
+
+def test_the_magnitudes_of_trivialaugment_are_torchvisions() -> None:
+    space = TrivialAugmentWide()._augmentation_space(31)
+    policy = parse_policy("ta_wide")
+    assert [name.removesuffix("Wide") for name in policy.ops] == [*space]
+    levels = np.arange(31) / 30 * LEVELS
+    for name, (magnitudes, _) in zip(policy.ops, space.values(), strict=True):
+        found = ARGUMENTS[name](levels, np.zeros(31, bool), np.zeros(31))
+        if magnitudes.ndim:
+            wanted = magnitudes.double().numpy()
+            wanted = np.ceil(wanted) if name == "SolarizeWide" else wanted
+            wanted = -np.trunc(wanted) if name.startswith("Translate") else wanted
+            base = 1.0 if {name[:-4]} & {"Brightness", "Color", "Contrast", "Sharpness"} else 0.0
+            np.testing.assert_allclose(found, base + wanted, atol=1e-5)
+    draws = draw(policy, 0, np.arange(9000), np.zeros(9000, np.int64))
+    turns = np.unique(draws.arguments[draws.ops == policy.ops.index("RotateWide")])
+    np.testing.assert_allclose(turns, np.linspace(-135, 135, 61), atol=1e-9)
 
 
 # --- the device ---

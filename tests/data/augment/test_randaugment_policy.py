@@ -61,8 +61,10 @@ def test_the_notation_is_timms(text: str) -> None:
     ("text", "said"),
     [
         ("", "is not known"),
-        ("original", "is not known"),
-        ("augmix-m3", "is not known"),
+        ("augment-m3", "is not known"),
+        ("augmix-w11", "from 1 to 10"),
+        ("augmix-b1", "none of m, w, d, mstd"),
+        ("ta_wide-m3", "not known there"),
         ("rand-m", '"m" in'),
         ("rand-x3", '"x3" in'),
         ("rand-w0", '"w0" in'),

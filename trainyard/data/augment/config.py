@@ -42,7 +42,9 @@ class AugmentConfig(Section):
     """Pixels by which images move at random, up and down, left and right, after the crop; borders
     are filled by reflection. 4 is usual for CIFAR."""
     randaugment: Annotated[str, AfterValidator(check_policy)] | None = None
-    """RandAugment in timm's notation, such as "rand-m9-mstd0.5-inc1", or "3a" (DeiT III)."""
+    """A policy of colours and shapes, by timm's names: RandAugment such as "rand-m9-mstd0.5-inc1",
+    "3a" (DeiT III), AutoAugment ("original", "originalr", "v0", "v0r"), AugMix without its loss
+    such as "augmix-m3-w3"; or "ta_wide", torchvision's TrivialAugment."""
     color_jitter: tuple[Probability, ...] = ()
     """Strengths of brightness, contrast, saturation and optionally hue (0.5 at most). Works with
     `randaugment` "3a" or without `randaugment`."""

@@ -29,8 +29,7 @@ def run(calls: Sequence[KernelCall], images_BHWC: Tensor) -> None:
     """Runs calls in turn, in place; no result returns to the host: nothing waits for the device."""
     device = images_BHWC.device
     sent = iter(send([a for call in calls for a in (call.rows, *call.parameters)], device))
-    limit = _PIXELS_CPU if device.type == "cpu" else _PIXELS_GPU
-    at_once = max(1, limit // max(1, images_BHWC.shape[1] * images_BHWC.shape[2]))
+    at_once = _at_once(images_BHWC)
     for call in calls:
         rows, *parameters = [next(sent) for _ in range(1 + len(call.parameters))]
         for start in range(0, len(call.rows), at_once):
@@ -43,6 +42,12 @@ def run(calls: Sequence[KernelCall], images_BHWC: Tensor) -> None:
             else:
                 taken_nHWC = images_BHWC.index_select(0, rows[part])
                 images_BHWC.index_copy_(0, rows[part], call.kernel(taken_nHWC, *given))
+
+
+def _at_once(images_BHWC: Tensor) -> int:
+    """The number of images per call of a kernel."""
+    limit = _PIXELS_CPU if images_BHWC.device.type == "cpu" else _PIXELS_GPU
+    return max(1, limit // max(1, images_BHWC.shape[1] * images_BHWC.shape[2]))
 
 
 def send(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
@@ -203,6 +208,22 @@ def _blend(values: Tensor, base: Tensor, factor: Tensor) -> Tensor:
 def _to_bytes(values: Tensor) -> Tensor:
     """Clips in place and truncates; via int16, since a direct cast is several times slower."""
     return values.clamp_(0, 255).short().to(torch.uint8)
+
+
+def mix(images_BHWC: Tensor, chains: Sequence[Tensor], shares: Tensor) -> None:
+    """Blends images, in place, with mixes of chains, which are cut to whole grey levels first.
+
+    `shares`, [B, 1 + chains], are those of the mix, and of each chain in it.
+    """
+    at_once = _at_once(images_BHWC)
+    for start in range(0, len(images_BHWC), at_once):
+        part = slice(start, start + at_once)
+        share, *weights = (_over_pixels(each) for each in shares[part].unbind(1))
+        mixed = chains[0][part] * weights[0]
+        for chain, weight in zip(chains[1:], weights[1:], strict=True):
+            mixed += chain[part] * weight
+        mixed.clamp_(0, 255).floor_()
+        images_BHWC[part] = _to_bytes(_blend(mixed, images_BHWC[part].float(), share))
 
 
 def _over_pixels(parameter_n: Tensor) -> Tensor:

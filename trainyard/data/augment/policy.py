@@ -1,4 +1,4 @@
-"""The policies of RandAugment in timm's notation, and the operations that they draw for a sample.
+"""Policies by the names that timm and torchvision give them, and what they draw for a sample.
 
 Draws are keyed, and made on the host. Needs neither torch nor timm.
 """
@@ -42,6 +42,51 @@ _WEIGHTED: dict[str, dict[str, float]] = {
     },
 }  # fmt: skip
 
+# AutoAugment (Cubuk et al. 2018, arXiv 1805.09501) for ImageNet: pairs of an operation, its
+# probability and its magnitude, in tenths each.
+_ORIGINAL = """
+PosterizeOriginal 4 8 Rotate 6 9, Solarize 6 5 AutoContrast 6 5, Equalize 8 8 Equalize 6 3,
+PosterizeOriginal 6 7 PosterizeOriginal 6 6, Equalize 4 7 Solarize 2 4, Equalize 4 4 Rotate 8 8,
+Solarize 6 3 Equalize 6 7, PosterizeOriginal 8 5 Equalize 10 2, Rotate 2 3 Solarize 6 8,
+Equalize 6 8 PosterizeOriginal 4 6, Rotate 8 8 Color 4 0, Rotate 4 9 Equalize 6 2,
+Equalize 0 7 Equalize 8 8, Invert 6 4 Equalize 10 8, Color 6 4 Contrast 10 8,
+Rotate 8 8 Color 10 2, Color 8 8 Solarize 8 7, Sharpness 4 7 Invert 6 8,
+ShearX 6 5 Equalize 10 9, Color 4 0 Equalize 6 3, Equalize 4 7 Solarize 2 4,
+Solarize 6 5 AutoContrast 6 5, Invert 6 4 Equalize 10 8, Color 6 4 Contrast 10 8,
+Equalize 8 8 Equalize 6 3"""
+# That of the TPU implementation of EfficientNet.
+_V0 = """
+Equalize 8 1 ShearY 8 4, Color 4 9 Equalize 6 3, Color 4 1 Rotate 6 8, Solarize 8 3 Equalize 4 7,
+Solarize 4 2 Solarize 6 2, Color 2 0 Equalize 8 8, Equalize 4 8 SolarizeAdd 8 3,
+ShearX 2 9 Rotate 6 8, Color 6 1 Equalize 10 2, Invert 4 9 Rotate 6 0, Equalize 10 9 ShearY 6 3,
+Color 4 7 Equalize 6 0, Posterize 4 6 AutoContrast 4 7, Solarize 6 8 Color 6 9,
+Solarize 2 4 Rotate 8 9, Rotate 10 7 TranslateYRel 8 9, ShearX 0 0 Solarize 8 4,
+ShearY 8 0 Color 6 4, Color 10 0 Rotate 6 2, Equalize 8 4 Equalize 0 8,
+Equalize 10 4 AutoContrast 6 2, ShearY 4 7 SolarizeAdd 6 7, Posterize 8 2 Solarize 6 10,
+Solarize 6 8 Equalize 6 1, Color 8 6 Rotate 4 5"""
+_AUTO = {
+    "original": _ORIGINAL,
+    "originalr": _ORIGINAL.replace("Original", "Increasing"),
+    "v0": _V0,
+    "v0r": _V0.replace("Posterize", "PosterizeIncreasing"),
+}
+_AUGMIX = (
+    "AutoContrast", "ColorIncreasing", "ContrastIncreasing", "BrightnessIncreasing",
+    "SharpnessIncreasing", "Equalize", "Rotate", "PosterizeIncreasing", "SolarizeIncreasing",
+    "ShearX", "ShearY", "TranslateXRel", "TranslateYRel",
+)  # fmt: skip
+_WIDE = (
+    "Identity", "ShearXWide", "ShearYWide", "TranslateXWide", "TranslateYWide", "RotateWide",
+    "BrightnessWide", "ColorWide", "ContrastWide", "SharpnessWide", "PosterizeWide",
+    "SolarizeWide", "AutoContrast", "Equalize",
+)  # fmt: skip
+_SECTIONS = {
+    "rand": ("m", "n", "p", "mstd", "mmax", "inc", "t"),
+    "augmix": ("m", "w", "d", "mstd"),
+    "ta_wide": (),
+} | dict.fromkeys(("3a", *_AUTO), ("mstd",))
+_MOST_CHAINS = 10
+
 LEVELS = 10.0  # the magnitude at the end of an operation's usual range
 
 
@@ -52,11 +97,22 @@ class Policy:
     weights: tuple[float, ...] | None = None
     """Weights of `ops` for draws without replacement; None: uniform draws with replacement."""
     layers: int = 2
-    prob: float = 0.5
+    prob: float | tuple[float, ...] = 0.5
+    """Of every operation, or by operation."""
     noise: float = 0.0
     """Standard deviation of the magnitude; infinite: uniform from 0 to the magnitude."""
     limit: float = LEVELS
     """Magnitudes are clipped to [0, limit]."""
+    pairs: bool = False
+    """Draw two neighbours of `ops`, as AutoAugment does."""
+    bins: int = 0
+    """Draw one of so many magnitudes from 0 to LEVELS, as TrivialAugment does; 0: see `noise`."""
+    chains: int = 0
+    """Mix the results of so many chains of operations, as AugMix does; each has its share of the
+    layers, or with `depths` from 1 to that."""
+    depths: bool = False
+    is_black: bool = False
+    """Fill uncovered pixels with black."""
 
 
 def check_policy(text: str) -> str:
@@ -68,22 +124,51 @@ def check_policy(text: str) -> str:
 def parse_policy(text: str) -> Policy:
     """The policy of a text in timm's notation. ValueError if it is malformed."""
     kind, *sections = text.split("-")
-    if kind not in {"rand", "3a"}:
-        raise ValueError(f'"{text}" is not known: write "rand-m9-mstd0.5-inc1", say, or "3a"')
-    known = ("m", "n", "p", "mstd", "mmax", "inc", "t") if kind == "rand" else ("mstd",)
-    values: dict[str, str] = {}
+    if kind not in _SECTIONS:
+        names = ", ".join(f'"{name}"' for name in _SECTIONS if name not in ("rand", "augmix"))
+        raise ValueError(
+            f'"{text}" is not known: write "rand-m9-mstd0.5-inc1", "augmix-m3-w3", say, or {names}'
+        )
+    known, values = _SECTIONS[kind], dict[str, str]()
     for section in sections:
         # A name such as "mstd" in "mstd0.5" ends at the first digit; "t" takes a name: "tweights".
         split = re.fullmatch(r"(t)(\w+)|([a-z]+)([\d.]+)", section)
         key, value = [part for part in split.groups() if part] if split else (section, "")
         if key not in known or not value:
-            raise ValueError(f'"{section}" in "{text}" is none of {", ".join(known)} and a value')
+            allowed = f"none of {', '.join(known)} and a value" if known else "not known there"
+            raise ValueError(f'"{section}" in "{text}" is {allowed}')
         if key in values:
             raise ValueError(f'"{key}" stands twice in "{text}"')
         values[key] = value
-    noise = _number(values, "mstd", 0.0)
-    noise = math.inf if noise > 100 else noise
+    noise = _number(values, "mstd", math.inf if kind == "augmix" else 0.0)
+    noise = math.inf if noise > 100 and kind != "augmix" else noise
+    if kind in _AUTO:
+        return _auto_augment(_AUTO[kind], noise)
+    if kind == "augmix":
+        return _augmix(values, noise)
+    if kind == "ta_wide":
+        ones = (LEVELS,) * len(_WIDE)
+        return Policy(_WIDE, ones, layers=1, prob=1.0, bins=31, is_black=True)
     return _three_augment(noise) if kind == "3a" else _rand_augment(values, noise)
+
+
+def _auto_augment(table: str, noise: float) -> Policy:
+    names, tenths, magnitudes = (table.replace(",", " ").split()[n::3] for n in range(3))
+    chances = tuple(int(tenth) / 10 for tenth in tenths)
+    levels = tuple(map(float, magnitudes))
+    return Policy(tuple(names), levels, prob=chances, noise=noise, pairs=True)
+
+
+def _augmix(values: dict[str, str], noise: float) -> Policy:
+    """AugMix (Hendrycks et al. 2019, arXiv 1912.02781), without its loss, as timm has it."""
+    chains, depth = _parse_int(values, "w", 3), _parse_int(values, "d", 0)
+    if not (1 <= chains <= _MOST_CHAINS and depth <= _MOST_CHAINS):
+        raise ValueError(f"w is from 1 to {_MOST_CHAINS}, and d at most {_MOST_CHAINS}")
+    magnitudes = (float(_parse_int(values, "m", 3)),) * len(_AUGMIX)
+    layers, depths = chains * (depth or 3), depth == 0
+    return Policy(
+        _AUGMIX, magnitudes, layers=layers, prob=1.0, noise=noise, chains=chains, depths=depths
+    )
 
 
 def _three_augment(noise: float) -> Policy:
@@ -112,8 +197,8 @@ def _rand_augment(values: dict[str, str], noise: float) -> Policy:
         noise=noise,
         limit=_parse_int(values, "mmax", 0) or LEVELS,
     )
-    if policy.prob > 1:
-        raise ValueError(f"p{policy.prob:g} is a probability, from 0 to 1")
+    if _number(values, "p", 0.5) > 1:
+        raise ValueError(f"p{values['p']} is a probability, from 0 to 1")
     if not 1 <= policy.layers <= (100 if weights is None else len(ops)):
         limit = "at most 100" if weights is None else f"at most the {len(ops)} weighted operations"
         raise ValueError(f"n{policy.layers} must be at least 1 and {limit}")
@@ -143,10 +228,11 @@ class DrawnOperations(NamedTuple):
 
     ops: Ints  # index into Policy.ops, or -1 for none
     arguments: Floats  # an operation's degrees, factor, threshold, ...; see ARGUMENTS
+    shares: Floats  # [B, 1 + chains]: of the mix in the result, and of each chain in the mix
 
 
 def draw(policy: Policy, seed: int, ids: Ints, visits: Ints) -> DrawnOperations:
-    """Draws from timm's distributions: see RandAugment and AugmentOp in timm.data.auto_augment."""
+    """Draws from timm's distributions, and torchvision's of TrivialAugmentWide."""
     keys = fold_in(seed, np.full_like(ids, POLICIES), visits, ids)
     random = uniforms(keys, _PER_LAYER * policy.layers + len(policy.ops))
     layers = random[:, : _PER_LAYER * policy.layers].reshape(len(ids), policy.layers, _PER_LAYER)
@@ -156,15 +242,33 @@ def draw(policy: Policy, seed: int, ids: Ints, visits: Ints) -> DrawnOperations:
         # The smallest of exponential variables at these rates give draws without replacement.
         waits = -np.log1p(-random[:, _PER_LAYER * policy.layers :]) / np.array(policy.weights)
         ops = np.argsort(waits, axis=1)[:, : policy.layers]
+    if policy.pairs:
+        ops = 2 * (choice[:, :1] * (len(policy.ops) // 2)).astype(np.int64) + np.arange(2)
     levels = _levels(policy, np.array(policy.magnitudes)[ops], noise, angle)
     arguments = np.zeros_like(levels)
     for number, name in enumerate(policy.ops):
         of_kind = ops == number
         arguments[of_kind] = ARGUMENTS[name](levels[of_kind], sign[of_kind] > 0.5, detail[of_kind])
-    return DrawnOperations(np.where(chance <= policy.prob, ops, -1), arguments)
+    kept = chance <= (policy.prob if isinstance(policy.prob, float) else np.array(policy.prob)[ops])
+    shares = np.ones((len(ids), 1))
+    if policy.chains:
+        more = random[:, _PER_LAYER * policy.layers :]
+        shares = _shares(more[:, : policy.chains], more[:, -1:])
+        if policy.depths:
+            depths = 1 + (more[:, -2:-1] * 3).astype(np.int64)
+            kept &= np.arange(policy.layers) % 3 < depths
+    return DrawnOperations(np.where(kept, ops, -1), arguments, shares)
+
+
+def _shares(chains: Floats, mixed: Floats) -> Floats:
+    """Of the mix, Beta(1, 1), and of its chains, Dirichlet(1)."""
+    waits = -np.log1p(-chains)
+    return np.concatenate([mixed, waits / waits.sum(axis=1, keepdims=True)], axis=1)
 
 
 def _levels(policy: Policy, magnitudes: Floats, noise: Floats, angle: Floats) -> Floats:
+    if policy.bins:
+        return np.floor(noise * policy.bins) / (policy.bins - 1) * LEVELS
     if policy.noise == np.inf:
         magnitudes = magnitudes * noise
     elif policy.noise > 0:  # normal, by Box and Muller
@@ -216,13 +320,33 @@ def _random_radius(level: Floats, negative: Bools, detail: Floats) -> Floats:
     return 0.1 + (2.0 * _between(0.0, 1.0)(level, negative, detail) - 0.1) * detail
 
 
+def _wide_factor(*drawn: Any) -> Floats:
+    return 1.0 + _signed(0.99)(*drawn)
+
+
+def _wide_bits(level: Floats, *_: object) -> Floats:
+    return 8 - np.round(level / LEVELS * 6)
+
+
+def _wide_threshold(level: Floats, *_: object) -> Floats:
+    return np.ceil(np.round(255 * (1 - level / LEVELS), 6))
+
+
+def _whole_pixels(level: Floats, negative: Bools, _: Floats) -> Floats:
+    pixels = 32 - 32 * (1 - level / LEVELS) * (1 + 1e-7)  # in float32, in which 16 is below 16
+    return np.where(negative, 1.0, -1.0) * np.trunc(pixels)
+
+
 ARGUMENTS: dict[str, Argument] = {
+    "Identity": _none,
     "AutoContrast": _none,
     "Equalize": _none,
     "Invert": _none,
     "Rotate": _signed(30.0),  # degrees, anticlockwise
     "Posterize": _floored(4),  # bits to keep
     "PosterizeIncreasing": _floored_below(4, 4, np.inf),
+    "PosterizeOriginal": lambda *drawn: 4 + _floored(4)(*drawn),
+    "PosterizeWide": _wide_bits,
     "Solarize": _floored(256, 256),  # levels from this one on are inverted
     "SolarizeIncreasing": _floored_below(256, 256, 256),
     "SolarizeAdd": _floored(110, 128),  # added to grey levels below 128
@@ -238,6 +362,16 @@ ARGUMENTS: dict[str, Argument] = {
     "ShearY": _signed(0.3),
     "TranslateXRel": _signed(0.45),  # of the width
     "TranslateYRel": _signed(0.45),  # of the height
+    "RotateWide": _signed(135.0),
+    "SolarizeWide": _wide_threshold,
+    "ColorWide": _wide_factor,
+    "ContrastWide": _wide_factor,
+    "BrightnessWide": _wide_factor,
+    "SharpnessWide": _wide_factor,
+    "ShearXWide": _signed(0.99),
+    "ShearYWide": _signed(0.99),
+    "TranslateXWide": _whole_pixels,
+    "TranslateYWide": _whole_pixels,
     "Desaturate": _colour_share,  # Color's factor
     "GaussianBlur": _between(0.1, 2.0),  # standard deviation, pixels
     "GaussianBlurRand": _random_radius,

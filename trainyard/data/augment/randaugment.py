@@ -1,10 +1,11 @@
-"""RandAugment (Cubuk et al. 2019, arXiv 1909.13719) in timm's variants, on whole batches.
+"""RandAugment (Cubuk et al. 2019, arXiv 1909.13719) and other policies, on whole batches.
 
 Rotations, shears and shifts are affine maps in Pillow's conventions: (a, b, c, d, e, f) maps the
 position (x, y) in the output to (a x + b y + c, d x + e y + f) in the input, in pixels from the top
 left corner, so centres of pixels are at halves.
 """
 
+import re
 from functools import partial
 
 import numpy as np
@@ -12,33 +13,49 @@ from torch import Tensor
 
 from trainyard.data.arrays import Floats, Ints
 from trainyard.data.augment import kernels
-from trainyard.data.augment.kernels import Fill, KernelCall, run
+from trainyard.data.augment.kernels import Fill, KernelCall, run, send
 from trainyard.data.augment.policy import DrawnOperations, Policy, draw, parse_policy
 from trainyard.data.batch import Keys
 
-GEOMETRY = frozenset({"Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel"})
+GEOMETRY = frozenset(
+    {"Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY", "TranslateXRel", "TranslateYRel"}
+)
 
 
 class RandAugment:
     """Applies operations and strengths drawn for each sample by (seed, visit, id) alone.
 
-    `policy` is in timm's notation, "rand-m9-mstd0.5-inc1" for instance, or "3a". Differences from
-    timm: geometry is always bilinear, 0 bits of posterize give black (Pillow 13 refuses them), and
-    unknown notation is an error.
+    `policy` is in timm's notation, "rand-m9-mstd0.5-inc1" for instance, or "ta_wide", torchvision's
+    TrivialAugmentWide. Differences from both: geometry is always bilinear, 0 bits of posterize give
+    black (Pillow 13 refuses them), and unknown notation is an error.
     """
 
     def __init__(self, policy: str, *, seed: int, mean: tuple[float, ...]) -> None:
         """`mean`, from 0 to 1, fills pixels that geometry uncovers."""
         self._policy, self._seed = parse_policy(policy), seed
         red, green, blue = (min(255, round(255 * value)) for value in mean)
-        self._fill = (red, green, blue)
+        self._fill = (0, 0, 0) if self._policy.is_black else (red, green, blue)
 
     def __call__(self, pixels_BCHW: Tensor, keys: Keys) -> Tensor:
         images_BHWC = pixels_BCHW.permute(0, 2, 3, 1).contiguous()
         draws = draw(self._policy, self._seed, keys.ids, keys.visits)
         size = (images_BHWC.shape[1], images_BHWC.shape[2])
-        run(plan(self._policy, draws, size, self._fill), images_BHWC)
+        if self._policy.chains:
+            self._mix(images_BHWC, draws, size)
+        else:
+            run(plan(self._policy, draws, size, self._fill), images_BHWC)
         return images_BHWC.permute(0, 3, 1, 2)
+
+    def _mix(self, images_BHWC: Tensor, draws: DrawnOperations, size: tuple[int, int]) -> None:
+        """Mixes chains of operations, and the mix with the images, in place."""
+        chains = []
+        for part in np.split(np.arange(self._policy.layers), self._policy.chains):
+            own = DrawnOperations(draws.ops[:, part], draws.arguments[:, part], draws.shares)
+            chains.append(images_BHWC.clone())
+            run(plan(self._policy, own, size, self._fill), chains[-1])
+        kernels.mix(
+            images_BHWC, chains, *send([draws.shares.astype(np.float32)], images_BHWC.device)
+        )
 
 
 def plan(
@@ -46,16 +63,18 @@ def plan(
 ) -> list[KernelCall]:
     """The calls of all layers, in order; `size` is (height, width)."""
     calls: list[KernelCall] = []
-    for layer in range(policy.layers):
-        ops, arguments = draws.ops[:, layer], draws.arguments[:, layer]
+    plain = [re.sub("(Increasing|Original|Wide)$", "", name) for name in policy.ops]
+    kinds = np.array([plain.index(name) for name in plain] + [-1])  # the last: no operation
+    for layer in range(draws.ops.shape[1]):
+        ops, arguments = kinds[draws.ops[:, layer]], draws.arguments[:, layer]
         maps = np.zeros((len(ops), 6))
         moved = np.zeros(len(ops), bool)
-        for number, name in enumerate(policy.ops):
+        for number, name in enumerate(plain):
             rows = np.flatnonzero(ops == number)
             if name in GEOMETRY:
                 maps[rows], moved[rows] = affine_maps(name, arguments[rows], *size), True
-            elif len(rows):
-                calls.append(colour_call(name.removesuffix("Increasing"), rows, arguments[rows]))
+            elif len(rows) and name != "Identity":
+                calls.append(colour_call(name, rows, arguments[rows]))
         if moved.any():
             calls.append(warp_call(np.flatnonzero(moved), maps[moved], size, fill))
     return calls
@@ -69,6 +88,10 @@ def affine_maps(name: str, arguments: Floats, height: int, width: int) -> Floats
             maps[:, 1] = arguments
         case "ShearY":
             maps[:, 3] = arguments
+        case "TranslateX":
+            maps[:, 2] = arguments
+        case "TranslateY":
+            maps[:, 5] = arguments
         case "TranslateXRel":
             maps[:, 2] = arguments * width
         case "TranslateYRel":
