@@ -20,7 +20,7 @@ def test_a_file_and_a_folder_in_one_go(finished: Path, tmp_path: Path, capsys: C
     assert (second["path"], second["format"]) == (str(hub), "hub")
     assert first["bytes"] == file.stat().st_size
     assert first["max_difference"] == second["max_difference"] == 0
-    assert first["images"] == 16
+    assert first["images"] == second["images"] > 0
 
 
 def test_what_was_exported_before_is_replaced(

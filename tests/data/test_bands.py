@@ -27,7 +27,7 @@ from trainyard.data.decode.lost import measured
 from trainyard.data.decode.rendering import Range, Ranges, Rendering
 from trainyard.data.index.build import open_index
 from trainyard.export.card import card
-from trainyard.export.check import Difference
+from trainyard.export.check import Measured
 from trainyard.export.description import describe
 from trainyard.run.depth import with_range
 
@@ -199,4 +199,4 @@ def test_thirteen_bands_train_evaluate_and_predict(
     assert stored.equal(given)
     about = describe(classifier)
     assert ("bands" in about.metadata()) == bool(bands)
-    assert "PIL" not in card(about, "onnx", "m.onnx", Difference(0, 0, 0))
+    assert "PIL" not in card(about, "onnx", "m.onnx", Measured(0, 0, 0))

@@ -27,7 +27,7 @@ from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.sampler.plan import OnePassPlan
 from trainyard.export.card import card
-from trainyard.export.check import Difference
+from trainyard.export.check import Measured
 from trainyard.export.description import describe
 
 Pixels = NDArray[np.uint8]
@@ -505,7 +505,7 @@ def test_predictions_see_the_picture_of_each_kind(files: dict[str, Path], averag
 
 def test_the_code_of_a_card_sees_the_picture_of_each_kind(averaged: Path) -> None:
     about = describe(load(averaged))
-    text = card(about, "onnx-photograph", "m.onnx", Difference(0, 0, 0))
+    text = card(about, "onnx-photograph", "m.onnx", Measured(0, 0, 0))
     code = text[text.index("image = Image.open(") : text.index("probabilities, names =")]
     for name, kind in OF_ONE_RANGE.items():
         known: dict[str, Any] = {"np": np, "Image": Image, "file": io.BytesIO(kind.content)}

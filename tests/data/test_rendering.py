@@ -24,7 +24,7 @@ from trainyard.data.decode.lost import Measured, measured
 from trainyard.data.decode.rendering import Range, Rendering, mapped
 from trainyard.data.index.build import open_index
 from trainyard.export.card import card
-from trainyard.export.check import Difference
+from trainyard.export.check import Measured
 from trainyard.export.description import describe
 from trainyard.export.page import page
 from trainyard.model.weights import pixels_in
@@ -142,13 +142,13 @@ def test_the_background_goes_from_the_recipe_to_predictions_and_exports(averaged
     assert about.metadata()["background"] == "[1, 2, 3]"
     assert '"background": [1, 2, 3]' in page(about, b"", {"library": b"", "wasm": b""})
     assert pixels_in({"background": [1, 2, 3]}) == {"background": [1, 2, 3]}
-    assert '"RGB", image.size, (1, 2, 3)' in card(about, "onnx", "m.onnx", Difference(0, 0, 0))
+    assert '"RGB", image.size, (1, 2, 3)' in card(about, "onnx", "m.onnx", Measured(0, 0, 0))
 
 
 @pytest.mark.parametrize("kind", ["onnx", "pt2-photograph"])
 def test_the_code_on_a_card_maps_grey_from_the_range(averaged: Path, kind: str) -> None:
     about = describe(load(averaged, overrides={"data.range": "[1000, 3000]"}))
-    text = card(about, kind, "m", Difference(0, 0, 0))
+    text = card(about, kind, "m", Measured(0, 0, 0))
     code = text[text.index("if image.mode") : text.index("if image.has_transparency_data")]
     for pixels in (GREY_HW, GREY_HW.astype(np.float32)):
         names: dict[str, Any] = {"image": Image.fromarray(pixels), "np": np, "Image": Image}

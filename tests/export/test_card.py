@@ -17,14 +17,14 @@ from tests.docs.pages import check_command
 from trainyard.classifier import load
 from trainyard.config import RunConfig, load_recipe, to_toml
 from trainyard.export.card import card
-from trainyard.export.check import Difference
+from trainyard.export.check import Measured
 from trainyard.export.description import Description, describe
 from trainyard.files import sha256
 from trainyard.printable import printable
 
 pytestmark = pytest.mark.slow
 
-SAME = Difference(0.0, 0.0, 0)
+SAME = Measured(0.0, 0.0, 0)
 OTHER = {"data.eval_size": "48"}
 
 

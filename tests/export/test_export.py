@@ -210,7 +210,7 @@ def test_each_batch_is_compared() -> None:
     same, other = (torch.ones(1), torch.ones(1)), (torch.ones(1), torch.full((1,), 1.1))
     for pairs in ((other, same), (same, other)):
         with raises("export.logits-differ"):
-            _difference(pairs, 0, 0.01)
+            _difference(pairs, 0.01)
 
 
 def test_a_model_that_differs_is_not_put_in_place(convolutions: Path, tmp_path: Path) -> None:

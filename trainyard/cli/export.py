@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.arguments import Parser
+from trainyard.arguments import Parser, number, positive
 from trainyard.cli.options import (
     SECTIONS,
     add_ema,
@@ -19,9 +19,11 @@ from trainyard.cli.options import (
 )
 from trainyard.cli.printing import print_text
 from trainyard.errors import InputError
-from trainyard.printable import in_bytes
+from trainyard.monitor.history import METRICS
+from trainyard.printable import how_many, in_bytes
 
 if TYPE_CHECKING:
+    from trainyard.export.check import Times
     from trainyard.export.export import Export
     from trainyard.export.push import Repository
 
@@ -40,6 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_ema(parser)
     add_json(parser)
     _add_file(parser.add_argument_group("what FILE is"))
+    _add_measured(parser.add_argument_group("how it is measured"))
     add = parser.add_argument_group("what to write besides").add_argument
     add(
         "--hub",
@@ -56,10 +59,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     add("--private", action="store_true", help="create a private repository")
     add("--license", metavar="ID", help="license of the weights in the card, such as apache-2.0")
     parser.epilog = (
-        "Each exported model is loaded again and compared with the trained one before it is put "
-        "in place. Without --photograph it takes normalised images, float32[batch, channels, size, "
-        "size]; its card and metadata hold mean, std, size and classes. --data.eval_size 288 "
-        "exports it for images of that size."
+        "Each exported model is loaded again by its own library and measured beside the trained "
+        "one before it is put in place. Without --photograph it takes normalised images, "
+        "float32[batch, channels, size, size]; its card and metadata hold mean, std, size and "
+        "classes. --data.eval_size 288 exports it for images of that size."
     )
     parser.set_defaults(run_command=export, takes_overrides=SECTIONS)
 
@@ -79,6 +82,37 @@ def _add_file(group: Parser) -> None:
         help="what a page runs by: the file of `npm pack onnxruntime-web`, or its folder",
     )
     add("--title", metavar="TEXT", help="title of a page; default: a question after its classes")
+    add(
+        "--int8",
+        action="store_true",
+        help="8 bits in the .onnx or .html file, calibrated on training images; layers that lose "
+        "too much stay in float32",
+    )
+    add("--opset", metavar="N", type=positive, help="opset of an .onnx file, 18 by default")
+
+
+def _add_measured(group: Parser) -> None:
+    add = group.add_argument
+    add(
+        "--images",
+        metavar="N",
+        type=positive,
+        default=500,
+        help="validation images on which the file is measured; default: 500",
+    )
+    add(
+        "--tolerance",
+        metavar="POINTS",
+        type=number,
+        default=1.0,
+        help="points of top-1, or mAP, that the file may lose on them; default: 1",
+    )
+    add(
+        "--data",
+        metavar="LOCATION",
+        help="training images to calibrate --int8 on, and validation images if it has them, in "
+        "place of the run's own",
+    )
 
 
 def export(options: argparse.Namespace) -> int:
@@ -102,10 +136,19 @@ def export(options: argparse.Namespace) -> int:
     if options.hub is not None:
         check_hub(Path(options.hub))
     with Console(stderr=True).status("exporting"):
-        runs = [options.target, *others]
-        classifier = load(runs, ema=options.ema, overrides=options.overrides)
+        overrides = options.overrides | _data_of(options)
+        classifier = load([options.target, *others], ema=options.ema, overrides=overrides)
         check_one_model(classifier)
-        exporter = Exporter(classifier, options.license, runtime=runtime, title=options.title)
+        exporter = Exporter(
+            classifier,
+            options.license,
+            runtime=runtime,
+            title=options.title,
+            images=options.images,
+            tolerance=options.tolerance,
+            int8=options.int8,
+            **({"opset": options.opset} if options.opset else {}),
+        )
         if options.hub is not None:
             exporter.check_timm(f"--hub {options.hub}")
         written = [] if kind is None else [exporter.to_file(Path(options.file), kind)]
@@ -166,6 +209,18 @@ def _runtime_of(options: argparse.Namespace, kind: str | None) -> dict[str, byte
     return read_runtime(Path(package))
 
 
+def _data_of(options: argparse.Namespace) -> dict[str, str]:
+    """The recipe keys that --data stands for."""
+    if options.data is None:
+        return {}
+    from trainyard.config import refuse_beside_data
+    from trainyard.data.index.merge import merged_splits
+
+    refuse_beside_data(options.overrides, ("train", "val"))
+    found = merged_splits([options.data], may_share=True)
+    return {f"data.{s}": of if isinstance(of, str) else of[0] for s, of in found.items() if of}
+
+
 def _repository_of(options: argparse.Namespace) -> "Repository | None":
     """Where to upload to; InputError now, not after the export, if the token is refused."""
     if options.push is None:
@@ -206,25 +261,65 @@ def _kind_of(options: argparse.Namespace) -> str:
             "{path}: --photograph is for an .onnx or a .pt2 file",
             path=file,
         )
+    given = {"--int8": options.int8, "--opset": options.opset}
+    for option in (name for name, value in given.items() if value and kind not in ("onnx", "html")):
+        raise InputError(
+            "export.option-of-onnx",
+            "{path}: {option} is for an .onnx or an .html file",
+            path=file,
+            option=option,
+        )
     return f"{kind}-photograph" if options.photograph else kind
 
 
 def _as_json(name: str, one: "Export", commit: str | None) -> dict[str, object]:
+    measured, metric = one.measured, one.metric
     record = {
         "path": name,
         "format": one.kind,
         "bytes": one.bytes,
-        "max_difference": one.difference.largest,
-        "relative_difference": one.difference.relative,
-        "images": one.difference.images,
+        "precision": "float32" if measured.float_layers is None else "int8",
+        "max_difference": measured.largest,
+        "relative_difference": measured.relative,
+        "images": measured.images,
     }
+    if measured.images:
+        record |= {
+            metric: measured.accuracy,
+            f"checkpoint_{metric}": measured.model_accuracy,
+            "agreement": measured.agreement,
+            "max_probability_difference": measured.probability,
+        }
+    record |= {"ms_per_image": dict(measured.ms)}
+    if measured.float_layers is not None:
+        record |= {
+            "float32_ms_per_image": dict(measured.float_ms),
+            "float_layers": measured.float_layers,
+        }
     return record if commit is None else record | {"commit": commit}
 
 
 def _line(name: str, one: "Export", commit: str | None) -> str:
-    images = one.difference.images
-    on = f"{images} validation images and noise" if images else "noise; no validation data at hand"
-    largest = one.difference.largest
+    measured, metric = one.measured, METRICS[one.metric]
+    size = in_bytes(one.bytes)
+    if measured.float_layers is not None:
+        size += f" of 8 bits, {how_many(len(measured.float_layers), 'layer')} in float32"
+    largest = measured.largest
     same = f"logits differ by {largest:.1e} at most" if largest else "logits are the same"
+    if measured.images:
+        on = (
+            f"{metric} {measured.accuracy:.2%} on {measured.images} validation images, the "
+            f"checkpoint's {measured.model_accuracy:.2%}; the same answer for "
+            f"{measured.agreement:.2%}, probabilities differ by {measured.probability:.2g} at most"
+        )
+    else:
+        on = "on noise; no validation data at hand"
+    times = _times(measured.ms)
+    if measured.float_ms:
+        times += f"; in float32 {_times(measured.float_ms)}"
     end = "" if commit is None else f"; {commit}"
-    return f"{name}: {in_bytes(one.bytes)}, {same} (on {on}){end}"
+    return f"{name}: {size}; {same}; {on}; an image takes {times}{end}"
+
+
+def _times(ms: "Times") -> str:
+    return ", ".join(f"{each:.3g} ms" + f" in a batch of {n}" * (n > 1) for n, each in ms)

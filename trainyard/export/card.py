@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined
 
 from trainyard.config import tree_as_toml
 from trainyard.data.decode.rendering import written
-from trainyard.export.check import Difference
+from trainyard.export.check import Measured
 from trainyard.export.description import INPUT, OUTPUT, Description
 from trainyard.export.formats import METADATA
 from trainyard.image_size import height_width
@@ -37,7 +37,7 @@ _ON_CARD = {
 _ON_HUB = re.compile(r"hf://datasets/([^/@\s]+/[^/@\s]+)")
 
 
-def card(about: Description, kind: str, file: str, difference: Difference) -> str:
+def card(about: Description, kind: str, file: str, measured: Measured) -> str:
     """The card of a model; `kind` is a format, and `file` its name, or "hub", and timm's name."""
     environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
@@ -65,7 +65,8 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
         width=width,
         crop_mode=CROP_MODES[about.fit],
         metrics=metrics,
-        difference=difference,
+        measured=measured,
+        metric=METRICS["map" if about.has_lists else "top1"],
         input=INPUT,
         output=OUTPUT,
         metadata=METADATA,

@@ -4,9 +4,10 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NoReturn
 
 from torch import nn
 
@@ -14,19 +15,25 @@ from trainyard.classifier import Classifier
 from trainyard.errors import DiskError, InputError, TrainyardError
 from trainyard.export.card import MADE_BY, card
 from trainyard.export.check import (
-    Difference,
+    NO_SAMPLES,
+    Bench,
     DiffersError,
-    compare_batches,
-    compare_photographs,
+    Measured,
     plain_model,
-    real_images,
+    samples_of,
 )
 from trainyard.export.description import Description, describe
-from trainyard.export.formats import FORMATS, html_format
+from trainyard.export.formats import FORMATS, OPSET, Onnx, formats
 from trainyard.export.hub import CARD, CONFIG, HUB, WEIGHTS, is_ours
+from trainyard.export.int8 import Int8
 from trainyard.export.push import Repository
 from trainyard.files import disk_error, fsync, part_of, writing
+from trainyard.monitor.history import METRICS
 from trainyard.printable import printable
+
+
+class LessAccurateError(TrainyardError):
+    """An export whose accuracy is below the model's by more than is allowed."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +45,17 @@ class Export:
     kind: str
     """Its format, or "hub"."""
     bytes: int
-    difference: Difference
+    measured: Measured
+    metric: str
+    """Of the accuracy that was measured: "top1" or "map"."""
     files: list[Path]
     """All files, the card included."""
+
+
+IMAGES, TOLERANCE = 500, 1.0
+"""Validation images that an export is measured on, and points of accuracy that it may lose."""
+_CALIBRATION = 256  # training images
+_NAMED = 3  # layers in an error
 
 
 class Exporter:
@@ -53,15 +68,36 @@ class Exporter:
         *,
         runtime: Mapping[str, bytes] | None = None,
         title: str | None = None,
+        images: int = IMAGES,
+        tolerance: float = TOLERANCE,
+        int8: bool = False,
+        opset: int = OPSET,
     ) -> None:
         """`license`: an identifier for the cards, such as apache-2.0. `runtime`: for a page, the
-        files of onnxruntime-web, and `title`; see page.py."""
-        self._formats = FORMATS | {"hub": HUB, "html": html_format(runtime or {}, title)}
-        self._classifier = classifier
+        files of onnxruntime-web, and `title`; see page.py. `int8`: ONNX models of 8 bits.
+
+        `images`, `tolerance`: validation images to measure on, and points of accuracy. InputError
+        if `int8` lacks images to calibrate or to measure on.
+        """
+        self._classifier, self._tolerance = classifier, tolerance
         self._model: nn.Module = plain_model(classifier)
-        self._real = real_images(classifier)
+        try:
+            samples = samples_of(classifier, "val", images)
+        except (InputError, OSError):
+            if int8:  # it is proved by them alone
+                raise
+            samples = NO_SAMPLES
+        self._bench = Bench(classifier, self._model, samples)
+        self._int8 = self._quantiser() if int8 else None
+        how = Onnx(opset, self._int8, runtime or {}, title)
+        self._formats = formats(how) | {"hub": HUB}
         self._about: Description = describe(classifier, license)
+        self._metric = "map" if classifier.has_lists else "top1"
         self._bytes = sum(weight.nbytes for weight in self._model.state_dict().values())
+
+    def _quantiser(self) -> Int8:
+        samples = samples_of(self._classifier, "train", _CALIBRATION)
+        return Int8(Bench(self._classifier, self._model, samples), self._tolerance / 100)
 
     def check_timm(self, option: str) -> None:
         """InputError about an option if timm does not know the architecture."""
@@ -91,17 +127,19 @@ class Exporter:
             )
         with _staging(path, self._bytes) as folder:
             inner = folder / path.name
-            difference = self._checked(kind, inner)
+            measured = self._checked(kind, inner)
             size = sum(file.stat().st_size for file in folder.iterdir())
             card_path = card_of(path)
-            text = printable(card(self._about, kind, path.name, difference), keep="\n")
+            text = printable(card(self._about, kind, path.name, measured), keep="\n")
             (folder / card_path.name).write_text(text, encoding="utf-8")
             # The model comes last: once it is visible, all its parts are there.
             first, last = card_path.name, path.name
             parts = [f.name for f in folder.iterdir() if f.name not in (first, last)]
             names = [first, *parts, last]
             _move(folder, path.parent, names)
-        return Export(path, kind, size, difference, [path.parent / name for name in names])
+        return Export(
+            path, kind, size, measured, self._metric, [path.parent / name for name in names]
+        )
 
     def to_hub(self, path: Path, name: str | None = None) -> Export:
         """Write a folder that timm loads, new or in place of an earlier export.
@@ -112,14 +150,14 @@ class Exporter:
         self.check_timm(f"--hub {path}")
         name = name or f"local-dir:{path.absolute().name}"
         with _staging(path, self._bytes) as folder:
-            difference = self._checked("hub", folder)
+            measured = self._checked("hub", folder)
             size = sum(file.stat().st_size for file in folder.iterdir())
-            text = printable(card(self._about, "hub", name, difference), keep="\n")
+            text = printable(card(self._about, "hub", name, measured), keep="\n")
             (folder / CARD).write_text(text, encoding="utf-8")
             path.mkdir(exist_ok=True)
             names = [CARD, CONFIG, WEIGHTS]
             _move(folder, path, names)
-        return Export(path, "hub", size, difference, [path / name for name in names])
+        return Export(path, "hub", size, measured, self._metric, [path / name for name in names])
 
     def push(
         self, to: Repository, beside: Sequence[Export] = (), *, private: bool
@@ -146,15 +184,23 @@ class Exporter:
                     (folder / file.name).symlink_to(file.absolute())
             return main, to.push(folder, message, private=private)
 
-    def _checked(self, kind: str, path: Path) -> Difference:
-        """Write, reload and compare."""
+    def _checked(self, kind: str, path: Path) -> Measured:
+        """Write, reload and measure."""
+        form = self._formats[kind]
         try:
-            form = self._formats[kind]
             form.write(self._model, self._about, path)
-            exported = form.load(self._about, path)
-            compare = compare_photographs if form.takes_photographs else compare_batches
-            return compare(self._classifier, self._model, exported, self._real)
-        except OSError:
+            exported, photographs = form.load(self._about, path), form.takes_photographs
+            measured = self._bench.measure(exported, photographs, is_exact=not form.is_int8)
+            int8 = self._int8 if form.is_int8 else None
+            if 100 * measured.fall > self._tolerance:
+                self._refuse(kind, measured, int8)
+            return replace(
+                measured,
+                ms=self._bench.milliseconds(exported, photographs),
+                float_ms=int8.float_ms(self._bench) if int8 else (),
+                float_layers=int8.float_layers if int8 else None,
+            )
+        except (OSError, LessAccurateError):
             raise
         except DiffersError as error:
             reason = str(error)
@@ -177,6 +223,25 @@ class Exporter:
             name=name,
             format=kind,
             reason=reason,
+        )
+
+    def _refuse(self, kind: str, measured: Measured, int8: Int8 | None) -> NoReturn:
+        losses = int8.losses(self._bench)[:_NAMED] if int8 else []
+        named = ", ".join(f"{name} ({100 * change:.1f})" for name, change in losses)
+        raise LessAccurateError(
+            "export.less-accurate",
+            "{name} as {format}: {metric} falls from {own:.2%} to {found:.2%} on {images} "
+            "validation images, by more than --tolerance {tolerance:g}{layers}; nothing was "
+            "written",
+            name=self._about.architecture,
+            format=f"{kind} of 8 bits" if int8 else kind,
+            metric=METRICS[self._metric],
+            own=measured.model_accuracy,
+            found=measured.accuracy,
+            images=measured.images,
+            tolerance=self._tolerance,
+            layers=named
+            and f"; the layers that alone move the most probability, in points: {named}",
         )
 
 

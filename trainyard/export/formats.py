@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,15 +31,23 @@ from trainyard.own_code import is_own
 
 METADATA = "trainyard.json"
 """Name of the metadata in a .pt2 file."""
+OPSET = 18
+"""The oldest opset of torch's exporter: onnxruntime reads it since 1.14, of February 2023."""
+Finish = Callable[[bytes, bool], bytes]
+"""Makes another ONNX model of one; True if it takes photographs. See int8.py."""
+
+
+Write = Callable[[nn.Module, Description, Path], None]
 
 
 class Format(NamedTuple):
-    write: Callable[[nn.Module, Description, Path], None]
+    write: Write
     load: Callable[[Description, Path], Exported]
     check: Callable[[], None] = lambda: None
     """Raises InputError if a needed package is not installed."""
     takes_photographs: bool = False
     """True if it takes uint8[height, width, channels] of any size in place of normalised images."""
+    is_int8: bool = False
 
 
 # --- safetensors: the weights, for timm ---
@@ -134,10 +143,14 @@ def _check_onnx() -> None:
 def _converted(
     program: ExportedProgram,
     metadata: dict[str, str],
+    *,
+    opset: int,
     input: tuple[str, dict[int, str]],
     outputs: list[str],
 ) -> torch.onnx.ONNXProgram:
     """`input`: its name, and the names of axes of any length."""
+    from onnx import helper
+
     name, axes = input
     with _quiet():
         converted = torch.onnx.export(
@@ -146,24 +159,22 @@ def _converted(
             input_names=[name],
             output_names=outputs,
             dynamic_shapes=(axes,),
+            opset_version=opset,
             verbose=False,
         )
     assert converted is not None  # with dynamo=True
-    converted.model.metadata_props.update(metadata)
+    model = converted.model
+    if model.opset_imports[""] != opset:
+        raise ValueError(f"torch writes no opset {opset} of it, but {model.opset_imports['']}")
+    for node in model.graph:
+        node.metadata_props.clear()  # modules and lines of code, which older versions do not know
+    model.ir_version = helper.find_min_ir_version_for([helper.make_opsetid("", opset)])
+    model.metadata_props.update(metadata)
     return converted
 
 
-def _write_onnx(model: nn.Module, about: Description, path: Path) -> None:
-    program = _program(model, about)
-    _converted(program, about.metadata(), (INPUT, {0: "batch"}), [OUTPUT]).save(path)
-
-
-def _load_onnx(about: Description, path: Path) -> Exported:
-    return _session(path, INPUT)
-
-
-def _session(model: Path | bytes, name: str) -> Exported:
-    """A function from the input of this name to logits."""
+def session(model: Path | bytes, name: str) -> Exported:
+    """A function from the input of this name to logits, run by onnxruntime."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
@@ -175,14 +186,14 @@ def _session(model: Path | bytes, name: str) -> Exported:
     return run
 
 
-def _onnx_photograph(model: nn.Module, about: Description) -> bytes:
+def _onnx_photograph(model: nn.Module, about: Description, opset: int) -> bytes:
     """The program of a photograph, with the names of the classes as a third output."""
     import onnx
     from onnx import TensorProto, helper
 
     program, metadata = _photograph_program(model, about), about.metadata(takes_photographs=True)
     image, outputs = (PHOTOGRAPH, {0: "height", 1: "width"}), [OUTPUT, PROBABILITIES]
-    whole = _converted(program, metadata, image, outputs).model_proto
+    whole = _converted(program, metadata, opset=opset, input=image, outputs=outputs).model_proto
     names = helper.make_node("Constant", [], [NAMES], value_strings=about.classes)
     whole.graph.node.append(names)
     shape = [len(about.classes)]
@@ -192,25 +203,67 @@ def _onnx_photograph(model: nn.Module, about: Description) -> bytes:
     return content
 
 
-def _write_onnx_photograph(model: nn.Module, about: Description, path: Path) -> None:
-    path.write_bytes(_onnx_photograph(model, about))
+@dataclass(frozen=True)
+class Onnx:
+    """How ONNX models are written, alone and in pages."""
+
+    opset: int = OPSET
+    finish: Finish | None = None
+    """What makes 8 bits of 32; None for float32."""
+    runtime: Mapping[str, bytes] = field(default_factory=dict)
+    """The files of onnxruntime-web in a page; see page.py."""
+    title: str | None = None
+    """Of a page."""
+
+    def write(self, model: nn.Module, about: Description, path: Path) -> None:
+        program, input = _program(model, about), (INPUT, {0: "batch"})
+        found = _converted(
+            program, about.metadata(), opset=self.opset, input=input, outputs=[OUTPUT]
+        )
+        if self.finish is None:
+            found.save(path)  # what is too large for one file goes beside it
+        else:
+            path.write_bytes(self.finish(found.model_proto.SerializeToString(), False))
+
+    def write_photograph(self, model: nn.Module, about: Description, path: Path) -> None:
+        path.write_bytes(self._photograph(model, about))
+
+    def write_page(self, model: nn.Module, about: Description, path: Path) -> None:
+        text = page(about, self._photograph(model, about), self.runtime, self.title)
+        path.write_text(text, encoding="utf-8")
+
+    def _photograph(self, model: nn.Module, about: Description) -> bytes:
+        content = _onnx_photograph(model, about, self.opset)
+        return content if self.finish is None else self.finish(content, True)
+
+
+def formats(how: Onnx = Onnx()) -> dict[str, Format]:
+    """The formats of files, by name."""
+    is_int8 = how.finish is not None
+    return {
+        "safetensors": Format(_write_safetensors, _load_safetensors),
+        "onnx": Format(how.write, _load_onnx, _check_onnx, False, is_int8),
+        "onnx-photograph": Format(
+            how.write_photograph, _load_onnx_photograph, _check_onnx, True, is_int8
+        ),
+        "html": Format(how.write_page, _load_page, _check_onnx, True, is_int8),
+        "pt2": Format(_write_pt2, _load_pt2),
+        "pt2-photograph": Format(
+            _write_pt2_photograph, _load_pt2_photograph, takes_photographs=True
+        ),
+    }
+
+
+def _load_onnx(about: Description, path: Path) -> Exported:
+    return session(path, INPUT)
 
 
 def _load_onnx_photograph(about: Description, path: Path) -> Exported:
-    return _session(path, PHOTOGRAPH)
+    return session(path, PHOTOGRAPH)
 
 
-def html_format(runtime: Mapping[str, bytes], title: str | None = None) -> Format:
-    """The format of pages with these files of onnxruntime-web; see page.py."""
-
-    def write(model: nn.Module, about: Description, path: Path) -> None:
-        text = page(about, _onnx_photograph(model, about), runtime, title)
-        path.write_text(text, encoding="utf-8")
-
-    def load(about: Description, path: Path) -> Exported:
-        return _session(model_in(path.read_text("utf-8")), PHOTOGRAPH)
-
-    return Format(write, load, _check_onnx, takes_photographs=True)
+def _load_page(about: Description, path: Path) -> Exported:
+    return session(model_in(path.read_text("utf-8")), PHOTOGRAPH)
 
 
 @contextmanager
@@ -225,13 +278,4 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-FORMATS = {
-    "safetensors": Format(_write_safetensors, _load_safetensors),
-    "onnx": Format(_write_onnx, _load_onnx, _check_onnx),
-    "onnx-photograph": Format(
-        _write_onnx_photograph, _load_onnx_photograph, _check_onnx, takes_photographs=True
-    ),
-    "html": html_format({}),
-    "pt2": Format(_write_pt2, _load_pt2),
-    "pt2-photograph": Format(_write_pt2_photograph, _load_pt2_photograph, takes_photographs=True),
-}
+FORMATS = formats()
