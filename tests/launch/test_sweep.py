@@ -340,9 +340,9 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> None:
         for number, job in enumerate(jobs):
             on_start(number)
-            with stopped_when(partial(is_enough, number) if is_enough else bool) as told:
-                with redirect_stdout(StringIO()):
-                    code = run(*job.arguments)
+            enough = partial(is_enough, number) if is_enough else bool
+            with stopped_when(enough) as told, redirect_stdout(StringIO()):
+                code = run(*job.arguments)
             assert code != Stopped.exit_code or told
             on_end(End(number, 0 if told else code))
 
