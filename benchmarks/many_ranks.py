@@ -1,6 +1,6 @@
 """What many ranks ask of the first one: messages, bytes, connections, files and seconds.
 
-python -m benchmarks.many_ranks [--ranks 8 64 256] [--checked 1000] [--hardware NAME]
+python -m benchmarks.many_ranks [--ranks 8 64 128] [--checked 1000] [--hardware NAME]
 
 Each rank is a process that starts as those of a run do, makes the groups of a run, and then does
 what ten steps, a save and ten seconds of training ask of them, without a model. All are copies of
@@ -193,7 +193,7 @@ def table(rows: list[Row]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, nargs="*", default=[8, 64, 256])
+    parser.add_argument("--ranks", type=int, nargs="*", default=[8, 64, 128])
     parser.add_argument("--checked", type=int, nargs="*", default=[64, 1000])
     parser.add_argument("--hardware", help="save results/DATE-HARDWARE-many-ranks.json and .md")
     parser.add_argument("--out", type=Path, default=RESULTS)
