@@ -1,5 +1,6 @@
 """Fine-tuning: a run that begins with weights of another run, of a file, or of timm."""
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -100,6 +101,23 @@ def test_classes_keep_their_rows_by_name(
                 is_kept = torch.allclose(mine, before, rtol=0, atol=1e-20)
                 assert is_kept == (row in rows)
         assert any(f"rows of {len(rows)} classes" in text for text in events(folder))
+
+
+def test_old_and_new_classes_are_evaluated_apart(
+    three_classes: Path, digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    train(three_classes, tmp_path / "old")
+    train(digits, tmp_path / "new", model__checkpoint=str(tmp_path / "old"), **STILL)
+    table = tmp_path / "said.csv"
+    arguments = ("evaluate", tmp_path / "new", "--json", "--out", table)
+    found = json.loads(shown(capsys, *arguments))
+    with open(table, newline="") as lines:
+        rows = [(row["class"] in "012", row["place"] == "1") for row in csv.DictReader(lines)]
+    for name, is_old in (("old", True), ("new", False)):
+        right = [hit for old, hit in rows if old == is_old]
+        assert found[f"{name}_samples"] == len(right) > 0
+        assert found[f"{name}_top1"] == pytest.approx(sum(right) / len(right))
+    assert "old_top1" not in json.loads(shown(capsys, "evaluate", tmp_path / "old", "--json"))
 
 
 @pytest.mark.parametrize(

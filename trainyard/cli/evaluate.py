@@ -280,7 +280,8 @@ def print_result(
     console.width = max(console.width, _WIDTH)
     tree = result.as_dict()
     console.print(_overview(tree, list(result.predictions)))
-    print_text(*filter(None, [result.mean]), *_notes(tree, list(result.predictions)))
+    print_text(*filter(None, [result.mean]), *_apart(tree, list(result.predictions)))
+    print_text(*_notes(tree, list(result.predictions)))
     prefix = _best(result)
     columns, of = result.predictions[prefix], f"{result.data.where}, {_which(prefix)}"
     if num_classes is not None:
@@ -375,6 +376,16 @@ def _notes(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
     if "reassessed" in tree:
         again = tree["reassessed"]
         yield f"{where}: new top-1 on the {again['samples']:,} images in {again['labels']}"
+
+
+def _apart(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
+    """Top-1 of classes that the initial weights had, and of new ones."""
+    for prefix in prefixes if "new_samples" in tree else []:
+        old, new = (
+            f"{name} classes {tree[f'{prefix}{name}_top1']:.2%} of {tree[f'{name}_samples']:,}"
+            for name in ("old", "new")
+        )
+        yield f"{_which(prefix)}: {old} images, {new}, by the weights that the run began with"
 
 
 def _changes(tree: dict[str, Any], prefix: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from torch import nn
@@ -36,7 +37,7 @@ from trainyard.run.ensemble import Runs, check_unseen, combine
 from trainyard.run.labels import check_kind, labels_of
 from trainyard.run.model import trained_model
 from trainyard.run.predict import counted, predict, shown
-from trainyard.run.pretrained import choose_weights
+from trainyard.run.pretrained import NEW_CLASSES, choose_weights
 from trainyard.run.temperature import Temperatures, calibrate
 from trainyard.training import checkpoint
 from trainyard.training.evaluate import ONE_VIEW, Views
@@ -109,6 +110,8 @@ class DataSetResult:
     """The predictions before a fit of temperatures, by prefix."""
     mean: str = ""
     """What the mean of several runs, whose prefix is "mean_", is of; see Ensemble.note."""
+    new_classes: tuple[str, ...] = ()
+    """Classes that the initial weights of the run did not have."""
 
     @cached_property
     def labels(self) -> NDArray[Any]:
@@ -141,7 +144,19 @@ class DataSetResult:
             "flip": self.options.views.flip,
             "scales": [*self.options.views.scales],
         }
+        tree |= self._apart() if self.new_classes and self.data.index.lists is None else {}
         return tree | ({"reassessed": self._reassessed()} if self.data.labels else {})
+
+    def _apart(self) -> dict[str, Any]:
+        """Top-1 of the images of classes that the initial weights had, and of the new ones."""
+        new = [n for n, name in enumerate(self.classes) if name in self.new_classes]
+        is_new, tree = np.isin(self.labels, new), dict[str, Any]()
+        for name, chosen in (("old", ~is_new), ("new", is_new)):
+            for prefix, scores in self.predictions.items():
+                ranks = scores.rank_of_truth[scores.is_read() & chosen]
+                tree[f"{name}_samples"] = len(ranks)
+                tree[f"{prefix}{name}_top1"] = float((ranks == 1).sum()) / max(len(ranks), 1)
+        return tree
 
     def _reassessed(self) -> dict[str, Any]:
         tree: dict[str, Any] = {"labels": str(self.options.labels)}
@@ -192,7 +207,7 @@ def evaluate_checkpoint(
             found = _result(
                 data, scores, classes, options, unread=unread, best=best, calibrated=calibrated
             )
-            return replace(found, mean=mean)
+            return replace(found, mean=mean, new_classes=tuple(_noted(path, NEW_CLASSES, [])))
 
 
 def _together(
@@ -305,6 +320,15 @@ def _open(
         return replace(data, labels=read_labels(options.labels, index))
 
 
+def _noted(path: Path, key: str, default: Any) -> Any:
+    """What the start of a run noted, of this kind; else the default, without the run too."""
+    try:
+        found = read_json(RunDirectory(path.parents[1]).environment)[key]
+    except (OSError, ValueError, KeyError, TypeError):
+        return default
+    return found if isinstance(found, type(default)) else default
+
+
 def _remarks(
     config: RunConfig, path: Path, options: EvaluationOptions, data: DataSet
 ) -> Iterator[str]:
@@ -313,11 +337,8 @@ def _remarks(
     yield from trained_on(config.data, options.data)
     if options.data is not None or options.split == "train":
         return
-    try:
-        before = read_json(RunDirectory(path.parents[1]).environment)["fingerprints"]["val"]
-    except (OSError, ValueError, KeyError, TypeError):  # a checkpoint without its run
-        return
-    if data.index.fingerprint != before:
+    before = _noted(path, "fingerprints", {}).get("val")
+    if before is not None and data.index.fingerprint != before:
         yield (
             f"{data.where}: differs from the data that validated the run, as images or the recipe "
             "have changed, or another release divided them: the run may have been trained on some"

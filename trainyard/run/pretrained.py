@@ -22,6 +22,9 @@ from trainyard.model.weights import (
 from trainyard.training import checkpoint, saver
 from trainyard.training.weight_names import prefix_of
 
+NEW_CLASSES = "new_classes"
+"""The key in environment.json of the classes that the initial weights of a run did not have."""
+
 
 @dataclass(frozen=True)
 class InitialWeights:
@@ -32,6 +35,8 @@ class InitialWeights:
     log: Sequence[str] = ()
     """How they were adapted, as sentences."""
     pixels: Pixels = field(default_factory=dict)
+    new_classes: Sequence[str] = ()
+    """Classes that they lack, if they have others of the data."""
 
 
 def put_initial_weights(
@@ -51,7 +56,9 @@ def put_initial_weights(
             f"config.json of {config.name} beside them says it: data.mean and data.std are the "
             "recipe's",
         ]
-    return InitialWeights(source.description, log, source.pixels)
+    new = [name for name in classes if name not in (source.classes or ())]
+    new = new if len(new) < len(classes) else []
+    return InitialWeights(source.description, log, source.pixels, new)
 
 
 def _renamed(

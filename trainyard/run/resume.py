@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from trainyard.files import (
 from trainyard.monitor.config import WatchConfig
 from trainyard.monitor.environment import describe_environment, versions
 from trainyard.parent import LAUNCHER, starts_before
+from trainyard.run.pretrained import NEW_CLASSES
 from trainyard.training import checkpoint, saver
 from trainyard.training.bn_statistics import batch_norms
 from trainyard.training.checkpoint import TrainState
@@ -119,6 +120,7 @@ def claim_directory(
     fingerprints: dict[str, str],
     world: World,
     *,
+    new_classes: Sequence[str] = (),
     patience_s: float = 300,
 ) -> Iterator[Callable[[], None]]:
     """Inside, the directory belongs to this run: its lock is held, and it has this run's recipe.
@@ -145,20 +147,27 @@ def claim_directory(
             if world.is_first:
                 _check_writable(folder)
                 lock = _lock(folder, patience_s if LAUNCHER in os.environ else 0)
-                _claim(folder, config, fingerprints)
+                _claim(folder, config, fingerprints, new_classes)
         yield check
     finally:
         if lock is not None:
             os.close(lock)
 
 
-def _claim(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]) -> None:
+def _claim(
+    folder: RunDirectory,
+    config: RunConfig,
+    fingerprints: dict[str, str],
+    new_classes: Sequence[str],
+) -> None:
     saver.check_folder(folder.checkpoints)
     saver.recover(folder.checkpoints)
     if _has_begun(folder):
         check_same(folder, config, fingerprints)
         return
     environment = describe_environment() | {"fingerprints": fingerprints}
+    if new_classes:
+        environment[NEW_CLASSES] = [*new_classes]
     environment["command"] = [without_secrets(word) for word in environment["command"]]
     write_text(folder.environment, json.dumps(environment, indent=2) + "\n")
     # Last: a directory with a recipe is complete.

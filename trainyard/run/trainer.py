@@ -87,9 +87,9 @@ def train_joined(
     # Phases that wait for the run directory's disk.
     watchdog.heartbeat.limits_of |= dict.fromkeys(("save", "roll back"), config.run.max_save)
     parts = build_parts(config, folder, world, console=console, heartbeat=watchdog.heartbeat)
-    config = parts.config
+    config, new = parts.config, parts.initial.new_classes
     with (  # only now: a recipe that cannot be built leaves no directory behind
-        claim_directory(folder, config, parts.data.fingerprints, world) as check,
+        claim_directory(folder, config, parts.data.fingerprints, world, new_classes=new) as check,
         open_loggers(
             config,
             folder,
