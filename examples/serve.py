@@ -1,6 +1,6 @@
 """Classifies photographs over HTTP, on this machine alone; no part of Trainyard's interface.
 
-python examples/serve.py runs/digits
+python examples/serve.py runs/digits         or digits-int8.onnx, or another exported file
 curl --data-binary @photo.jpg http://127.0.0.1:8000
 """
 
@@ -8,6 +8,7 @@ import json
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import trainyard
 
@@ -43,7 +44,8 @@ def serve(port: int) -> ThreadingHTTPServer:
 
 
 if __name__ == "__main__":
-    classifier = trainyard.load(sys.argv[1])
+    load = trainyard.load_export if Path(sys.argv[1]).is_file() else trainyard.load
+    classifier = load(sys.argv[1])
     with serve(int(sys.argv[2]) if len(sys.argv) > 2 else 8000) as server:
         print(f"http://{ADDRESS}:{server.server_port}", flush=True)
         server.serve_forever()

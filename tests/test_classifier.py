@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tests.command_line import newest, run
 from tests.data.test_orientation import pillow, tagged
 from tests.errors import raises
-from trainyard.classifier import Classifier, Guess, Picture, _content, load
+from trainyard.classifier import Classifier, Guess, Picture, content_of, load
 from trainyard.data.config import DataConfig
 from trainyard.data.index.build import open_index
 from trainyard.data.index.unlabelled import open_images
@@ -219,7 +219,7 @@ def test_an_open_image_is_turned_as_the_recipe_says() -> None:
     with Image.open(io.BytesIO(tagged(6, "PNG"))) as image:
         stored = image.size
         for exif, size in ((False, stored), (True, stored[::-1])):
-            content = _content(image, 0, DataConfig(exif=exif))
+            content = content_of(image, 0, DataConfig(exif=exif))
             assert Image.open(io.BytesIO(content)).size == size
 
 

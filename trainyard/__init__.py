@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from trainyard.datasets.arrays import write_images
     from trainyard.distributed import discover
     from trainyard.errors import TrainyardError
+    from trainyard.export.load import load_export
     from trainyard.monitor.history import History
     from trainyard.monitor.outcome import Outcome
     from trainyard.published import load_published
@@ -58,6 +59,7 @@ __all__ = [
     "evaluate",
     "history",
     "load",
+    "load_export",
     "load_published",
     "load_recipe",
     "open_index",
@@ -87,6 +89,7 @@ _HOMES = {
     "trainyard.data.sampler.plan": ("OnePassPlan", "ShuffledPlan"),
     "trainyard.datasets.arrays": ("write_images",),
     "trainyard.errors": ("TrainyardError",),
+    "trainyard.export.load": ("load_export",),
     "trainyard.monitor.history": ("History",),
     "trainyard.monitor.outcome": ("Outcome",),
     "trainyard.distributed": ("discover",),

@@ -29,6 +29,7 @@ from trainyard.data.decode.array_file import array_file
 from trainyard.data.decode.decode import BadImageError, as_rgb, decode_batch, in_8_bits, is_grey
 from trainyard.data.decode.orientation import orientation_of, upright
 from trainyard.data.device.feed import Normalise
+from trainyard.data.feeds import Feeds
 from trainyard.data.index.table import Index
 from trainyard.data.storage.remote.http import fetch_image
 from trainyard.errors import CheckpointError, DataError
@@ -218,7 +219,7 @@ class Classifier:
         is a list of one. `flip` takes the mean over an image and its mirror image, `scales` over
         enlargements of its middle. DataError, which names the first unreadable image.
         """
-        guesses, images = [], _listed(images)
+        guesses, images = [], listed(images)
         views = Views(flip, tuple(scales))
         for start in range(0, len(images), _BATCH):
             shares_BC = self._shares(self.preprocess(images[start : start + _BATCH]), views)
@@ -230,8 +231,8 @@ class Classifier:
 
         DataError, which names the first unreadable image.
         """
-        data, size, images = self.config.data, self.image_size, _listed(images)
-        contents = [_content(image, number, data) for number, image in enumerate(images)]
+        data, size, images = self.config.data, self.image_size, listed(images)
+        contents = [content_of(image, number, data) for number, image in enumerate(images)]
         pixels_BHWC = np.empty((len(contents), *height_width(size), data.channels), np.uint8)
         crop, decoder = data.evaluation_crop(size), own_decoder()
         how, rendering = data.interpolation, data.rendering
@@ -286,7 +287,7 @@ class Classifier:
         self, index: Index, views: Views, *, embed: bool, show: Callable[[int], None]
     ) -> Iterator[tuple[Batch, Tensor, Tensor | None]]:
         """The batches of an index, with probabilities and, if wanted, embeddings [B, D]."""
-        feeds, count = build_feeds(self.config, World(), self.device), 0
+        feeds, count = self.feeds(), 0
         feeds = replace(feeds, global_batch=min(feeds.global_batch, _BATCH, len(index)))
         with feeds.evaluation(index) as feed, self._embeddings(embed) as embeddings:
             for batch in feed:
@@ -296,6 +297,10 @@ class Classifier:
                 shares_BC = self._shares(batch.images_BCHW, views)
                 first_view_BD = _pooled(embeddings[0]) if embed else None
                 yield batch, shares_BC, first_view_BD
+
+    def feeds(self) -> Feeds:
+        """Makes the batches of images of an index."""
+        return build_feeds(self.config, World(), self.device)
 
     def overlay(self, content: bytes, label: int | None = None) -> Image.Image:
         """The image as the model gets it, red where it finds a class (Grad-CAM).
@@ -394,7 +399,7 @@ def _likeliest(shares_BC: Tensor, top: int) -> tuple[NDArray[np.int64], NDArray[
     return ordered.indices[:, :top].cpu().numpy(), ordered.values[:, :top].cpu().numpy()
 
 
-def _listed(images: Picture | Iterable[Picture]) -> list[Picture]:
+def listed(images: Picture | Iterable[Picture]) -> list[Picture]:
     """Images as a list; a single one is a list of one. An array of more axes holds several."""
     is_array = isinstance(images, np.ndarray) and images.ndim < 4
     if is_array or isinstance(images, str | os.PathLike | bytes | Image.Image):
@@ -410,7 +415,7 @@ def _listed(images: Picture | Iterable[Picture]) -> list[Picture]:
         ) from None
 
 
-def _content(image: Picture, number: int, data: DataConfig) -> bytes:
+def content_of(image: Picture, number: int, data: DataConfig) -> bytes:
     """The encoded image; a Pillow image is turned here, as its EXIF is not encoded."""
     if isinstance(image, np.ndarray):
         image = array_file(image) if data.bands else _of_array(image, number, data.channels)

@@ -20,7 +20,8 @@ from trainyard.data.config import DataConfig
 from trainyard.data.decode.array_file import array_file
 from trainyard.data.decode.crops import CentralCrop
 from trainyard.data.decode.decode import decode_batch, reference_image, whole_image
-from trainyard.data.decode.lost import Measured, measured
+from trainyard.data.decode.lost import Measured as Depth
+from trainyard.data.decode.lost import measured
 from trainyard.data.decode.rendering import Range, Rendering, mapped
 from trainyard.data.index.build import open_index
 from trainyard.export.card import card
@@ -274,7 +275,7 @@ def test_initial_weights_bring_their_range_and_old_runs_go_on_without_one() -> N
     for config in (auto, unset):
         brought = with_pixels(config, InitialWeights("a run", pixels={"range": [1, 2]}))
         assert with_range(brought, None, is_new=True).data.range == (1, 2)
-    depth = Measured("data", 3, 4, (5.0, 6.0))
+    depth = Depth("data", 3, 4, (5.0, 6.0))
     assert with_range(unset, depth, is_new=False).data.range is None
     assert with_range(auto, depth, is_new=False).data.range == (5, 6)
     with raises("recipe.range-not-set"):

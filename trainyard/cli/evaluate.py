@@ -18,6 +18,7 @@ from trainyard.cli.options import (
     add_views,
     check_suffix,
     check_target,
+    is_export,
     loading,
     others_of,
     outs,
@@ -33,7 +34,7 @@ from trainyard.training.weight_names import label_of
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from trainyard.run.evaluation import DataSetResult
+    from trainyard.run.evaluation import DataSetResult, EvaluationOptions
     from trainyard.training.label_scores import LabelScores
     from trainyard.training.predictions import Predictions
 
@@ -60,7 +61,7 @@ _LIST_COLUMNS = (*_ORIGIN, "labels", "guesses", "loss")
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard evaluate` to its parser."""
-    add_target(parser)
+    add_target(parser, ", or an exported file")
     add = parser.add_argument_group("what to read").add_argument
     add(
         "--data",
@@ -116,7 +117,12 @@ def evaluate(options: argparse.Namespace) -> int:
     """Run `trainyard evaluate`. Returns the exit code."""
     for path in options.out:
         check_suffix(path, "--out", ".csv", "")
-    if (result := evaluated(options, *check_target(options), others=others_of(options))) is None:
+    result: DataSetResult | None
+    if is_export(options):
+        result = _of_export(options)
+    else:
+        result = evaluated(options, *check_target(options), others=others_of(options))
+    if result is None:
         return 0
     written = [*_write(options, result)]
     counts = options.per_class, options.confusions, options.wrong
@@ -126,6 +132,33 @@ def evaluate(options: argparse.Namespace) -> int:
         print_result(result, *counts)
         print_text(*(f"written: {path}" for path in written))
     return 0
+
+
+def _of_export(options: argparse.Namespace) -> "DataSetResult":
+    """The result of an exported file."""
+    from trainyard.monitor.terminal import EscapingConsole
+
+    if options.data is None:
+        raise InputError(
+            "option.export-without-data",
+            "{path}: an exported file knows no data: name them by --data LOCATION",
+            path=options.target,
+        )
+    evaluation = _evaluation(options)
+    from trainyard.export.load import load_export
+    from trainyard.run.evaluation import evaluate_model
+
+    classifier = load_export(options.target)
+    _check_counts(options, classifier.has_lists)
+    return evaluate_model(
+        classifier.config,
+        classifier.model,
+        classifier.classes,
+        evaluation,
+        feeds=classifier.feeds(),
+        has_lists=classifier.has_lists,
+        console=EscapingConsole(stderr=options.json),
+    )
 
 
 def evaluated(
@@ -138,42 +171,52 @@ def evaluated(
     split: Literal["train", "val"] = "val",
 ) -> "DataSetResult | None":
     """The result; None on all ranks but the first. For keywords see EvaluationOptions."""
-    from trainyard.data.index.merge import validation_splits
     from trainyard.monitor.terminal import EscapingConsole
 
     config, *configs = (
         evaluation_recipe(folder, options.overrides, on_other_data=options.data is not None)
         for folder in (run_folder, *(run for run, _ in others))
     )
-    data = tuple(validation_splits(options.data)) if options.data else None
-    with loading():
-        from trainyard.run.evaluation import EvaluationOptions, evaluate_checkpoint
-        from trainyard.training.evaluate import Views
+    each = [(one, path) for one, (_, path) in zip(configs, others, strict=True)]
+    evaluation = _evaluation(options, temperature=temperature, split=split, others=each)
+    from trainyard.run.evaluation import evaluate_checkpoint
+    from trainyard.training.checkpoint import read_progress
 
-    for name in ("confusions", "wrong"):
-        if getattr(options, name) is not None:
-            check_one_label(f"--{name}", checkpoint)
-    evaluation = EvaluationOptions(
-        data=data,
-        split=split,
-        all_classes=options.all_classes,
-        labels=Path(options.labels) if options.labels else None,
-        views=Views(options.flip, options.scales),
-        ema=options.ema,
-        temperature=temperature,
-        others=[(one, path) for one, (_, path) in zip(configs, others, strict=True)],
-    )
+    _check_counts(options, read_progress(checkpoint).get("has_lists", False))
     world = discover()
     console = EscapingConsole(stderr=options.json, quiet=not world.is_first)
     result = evaluate_checkpoint(config, checkpoint, evaluation, world=world, console=console)
     return result if world.is_first else None
 
 
-def check_one_label(option: str, checkpoint: Path) -> None:
-    """InputError for an option about the one label of an image, where images have lists of them."""
-    from trainyard.training.checkpoint import read_progress
+def _evaluation(options: argparse.Namespace, **others: Any) -> "EvaluationOptions":
+    """What the options of the command say; loads torch."""
+    from trainyard.data.index.merge import validation_splits
 
-    if read_progress(checkpoint).get("has_lists", False):
+    data = tuple(validation_splits(options.data)) if options.data else None
+    with loading():
+        from trainyard.run.evaluation import EvaluationOptions
+        from trainyard.training.evaluate import Views
+
+    return EvaluationOptions(
+        data=data,
+        all_classes=options.all_classes,
+        labels=Path(options.labels) if options.labels else None,
+        views=Views(options.flip, options.scales),
+        ema=options.ema,
+        **others,
+    )
+
+
+def _check_counts(options: argparse.Namespace, has_lists: bool) -> None:
+    for name in ("confusions", "wrong"):
+        if getattr(options, name) is not None:
+            check_one_label(f"--{name}", has_lists)
+
+
+def check_one_label(option: str, has_lists: bool) -> None:
+    """InputError for an option about the one label of an image, where images have lists of them."""
+    if has_lists:
         raise InputError(
             "option.beside-lists",
             "{option}: is for images with one label each, and these have lists of labels",

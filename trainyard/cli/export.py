@@ -139,16 +139,9 @@ def export(options: argparse.Namespace) -> int:
         overrides = options.overrides | _data_of(options)
         classifier = load([options.target, *others], ema=options.ema, overrides=overrides)
         check_one_model(classifier)
-        exporter = Exporter(
-            classifier,
-            options.license,
-            runtime=runtime,
-            title=options.title,
-            images=options.images,
-            tolerance=options.tolerance,
-            int8=options.int8,
-            **({"opset": options.opset} if options.opset else {}),
-        )
+        names = ("license", "title", "images", "tolerance", "int8", "opset")
+        how = {name: getattr(options, name) for name in names}
+        exporter = Exporter(classifier, runtime=runtime, **how)
         if options.hub is not None:
             exporter.check_timm(f"--hub {options.hub}")
         written = [] if kind is None else [exporter.to_file(Path(options.file), kind)]

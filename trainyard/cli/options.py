@@ -18,7 +18,7 @@ from trainyard.files import RunDirectory, find_checkpoint
 from trainyard.world import usable_cores
 
 _HIDDEN = "wandb"
-_EXPORTS = (".onnx", ".pt2", ".safetensors")
+_EXPORTS = (".onnx", ".pt2", ".safetensors", ".html")
 SECTIONS = ("model", "data", "batch")  # sections of recipe keys that a trained model can depend on
 
 
@@ -66,10 +66,12 @@ def outs(options: argparse.Namespace, suffix: str) -> list[Path]:
 # --- a trained model ---
 
 
-def add_target(parser: Parser) -> None:
-    """Add the argument that names a run or a checkpoint."""
+def add_target(parser: Parser, besides: str = "") -> None:
+    """Add the argument that names a run or a checkpoint; `besides`: what else it may name."""
     parser.add_argument(
-        "target", metavar="RUN_OR_CHECKPOINT", help="a run (its best checkpoint) or a checkpoint"
+        "target",
+        metavar="RUN_OR_CHECKPOINT",
+        help=f"a run (its best checkpoint) or a checkpoint{besides}",
     )
 
 
@@ -160,6 +162,23 @@ def check_target(options: argparse.Namespace, others: Sequence[str] = ()) -> tup
             hint = f"; if it is data: {command} RUN --data {shlex.quote(target)}"
         error.fields["hint"] = hint
         raise
+
+
+def is_export(options: argparse.Namespace) -> bool:
+    """True if the target is an exported file; InputError for options that are for a run."""
+    path = Path(options.target)
+    if path.suffix.lower() not in _EXPORTS or not path.is_file():
+        return False
+    given = [f"--{key}" for key in options.overrides] + ["--ema"] * (options.ema is not None)
+    given += ["--with"] * bool(options.others)
+    if given:
+        raise InputError(
+            "option.of-run-beside-export",
+            "{option}: is for a run, and {path} is an exported file, which has its own settings",
+            option=given[0],
+            path=path,
+        )
+    return True
 
 
 def has_folders(target: str) -> bool:

@@ -22,6 +22,7 @@ from trainyard.cli.options import (
     check_overrides,
     check_suffix,
     check_target,
+    is_export,
     loading,
     others_of,
     outs,
@@ -103,7 +104,7 @@ class Predictions(NamedTuple):
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard predict` to its parser."""
-    add_target(parser)
+    add_target(parser, ", or an exported file")
     add = parser.add_argument
     add(
         "images",
@@ -246,8 +247,9 @@ def _check_source(options: argparse.Namespace) -> None:
             "--checkpoint FILE is for --model NAME; a run's checkpoint is named alone: trainyard "
             "predict RUN_OR_CHECKPOINT IMAGE",
         )
-    check_target(options, options.images)
-    others_of(options)
+    if not is_export(options):
+        check_target(options, options.images)
+        others_of(options)
     if not options.images:
         raise InputError(
             "option.missing-image",
@@ -288,6 +290,10 @@ def _loaded(options: argparse.Namespace) -> "tuple[Classifier, list[str]]":
         from trainyard.published import load_published
         from trainyard.world import World, pick_device
     pick_device(World())  # for its threads
+    if options.model is None and is_export(options):
+        from trainyard.export.load import load_export
+
+        return load_export(options.target), []
     if options.model is None:
         others = [path for _, path in others_of(options)]
         runs = [options.target, *others]

@@ -58,8 +58,10 @@ def suspects(options: argparse.Namespace) -> int:
     for run in options.runs:
         options.target = run
         targets.append(check_target(options))
+    from trainyard.training.checkpoint import read_progress
+
     for _, checkpoint in targets:
-        check_one_label("suspects", checkpoint)
+        check_one_label("suspects", read_progress(checkpoint).get("has_lists", False))
     from trainyard.data.index.corrections import read_corrections
     from trainyard.report.review import write_review
 

@@ -71,7 +71,7 @@ class Exporter:
         images: int = IMAGES,
         tolerance: float = TOLERANCE,
         int8: bool = False,
-        opset: int = OPSET,
+        opset: int | None = None,
     ) -> None:
         """`license`: an identifier for the cards, such as apache-2.0. `runtime`: for a page, the
         files of onnxruntime-web, and `title`; see page.py. `int8`: ONNX models of 8 bits.
@@ -89,7 +89,7 @@ class Exporter:
             samples = NO_SAMPLES
         self._bench = Bench(classifier, self._model, samples)
         self._int8 = self._quantiser() if int8 else None
-        how = Onnx(opset, self._int8, runtime or {}, title)
+        how = Onnx(opset or OPSET, self._int8, runtime or {}, title)
         self._formats = formats(how) | {"hub": HUB}
         self._about: Description = describe(classifier, license)
         self._metric = "map" if classifier.has_lists else "top1"
@@ -189,7 +189,7 @@ class Exporter:
         form = self._formats[kind]
         try:
             form.write(self._model, self._about, path)
-            exported, photographs = form.load(self._about, path), form.takes_photographs
+            exported, photographs = form.load(path), form.takes_photographs
             measured = self._bench.measure(exported, photographs, is_exact=not form.is_int8)
             int8 = self._int8 if form.is_int8 else None
             if 100 * measured.fall > self._tolerance:

@@ -42,7 +42,9 @@ Write = Callable[[nn.Module, Description, Path], None]
 
 class Format(NamedTuple):
     write: Write
-    load: Callable[[Description, Path], Exported]
+    load: Callable[[Path], Exported]
+    about: Callable[[Path], Mapping[str, str]]
+    """The metadata in a file; see Description.metadata."""
     check: Callable[[], None] = lambda: None
     """Raises InputError if a needed package is not installed."""
     takes_photographs: bool = False
@@ -62,16 +64,24 @@ def _write_safetensors(model: nn.Module, about: Description, path: Path) -> None
     use_umask(path)
 
 
-def _load_safetensors(about: Description, path: Path) -> Exported:
+def _about_safetensors(path: Path) -> Mapping[str, str]:
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        found: Mapping[str, str] = file.metadata()
+    return found
+
+
+def _load_safetensors(path: Path) -> Exported:
     import timm
     from safetensors.torch import load_file
 
-    arguments = {"num_classes": len(about.classes), **about.model_args}
-    model: nn.Module
-    if is_own(about.architecture):
-        model = called(about.architecture, arguments)
-    else:
-        model = timm.create_model(about.architecture, **arguments)
+    about = _about_safetensors(path)
+    name, count = about["architecture"], int(about["num_classes"])
+    arguments = {"num_classes": count, **json.loads(about["model_args"])}
+    model: nn.Module = (
+        called(name, arguments) if is_own(name) else timm.create_model(name, **arguments)
+    )
     model.load_state_dict(load_file(path))
     return model.eval()
 
@@ -110,7 +120,14 @@ def _write_pt2(model: nn.Module, about: Description, path: Path) -> None:
     _save(_program(model, about), about.metadata(), path)
 
 
-def _load_pt2(about: Description, path: Path) -> Exported:
+def _about_pt2(path: Path) -> Mapping[str, str]:
+    extra = {METADATA: ""}
+    torch.export.load(path, extra_files=extra)
+    found: Mapping[str, str] = json.loads(extra[METADATA])
+    return found
+
+
+def _load_pt2(path: Path) -> Exported:
     return torch.export.load(path).module()
 
 
@@ -118,7 +135,7 @@ def _write_pt2_photograph(model: nn.Module, about: Description, path: Path) -> N
     _save(_photograph_program(model, about), about.metadata(takes_photographs=True), path)
 
 
-def _load_pt2_photograph(about: Description, path: Path) -> Exported:
+def _load_pt2_photograph(path: Path) -> Exported:
     program = torch.export.load(path).module()
     return lambda photograph: program(photograph)[OUTPUT]
 
@@ -239,30 +256,42 @@ class Onnx:
 
 def formats(how: Onnx = Onnx()) -> dict[str, Format]:
     """The formats of files, by name."""
-    is_int8 = how.finish is not None
+    onnx, of_photographs = _about_onnx, dict[str, Any](takes_photographs=True)
+    of_onnx = dict[str, Any](check=_check_onnx, is_int8=how.finish is not None)
+    whole = of_onnx | of_photographs
     return {
-        "safetensors": Format(_write_safetensors, _load_safetensors),
-        "onnx": Format(how.write, _load_onnx, _check_onnx, False, is_int8),
-        "onnx-photograph": Format(
-            how.write_photograph, _load_onnx_photograph, _check_onnx, True, is_int8
-        ),
-        "html": Format(how.write_page, _load_page, _check_onnx, True, is_int8),
-        "pt2": Format(_write_pt2, _load_pt2),
+        "safetensors": Format(_write_safetensors, _load_safetensors, _about_safetensors),
+        "onnx": Format(how.write, _load_onnx, onnx, **of_onnx),
+        "onnx-photograph": Format(how.write_photograph, _load_onnx_photograph, onnx, **whole),
+        "html": Format(how.write_page, _load_page, _about_page, **whole),
+        "pt2": Format(_write_pt2, _load_pt2, _about_pt2),
         "pt2-photograph": Format(
-            _write_pt2_photograph, _load_pt2_photograph, takes_photographs=True
+            _write_pt2_photograph, _load_pt2_photograph, _about_pt2, **of_photographs
         ),
     }
 
 
-def _load_onnx(about: Description, path: Path) -> Exported:
+def _about_onnx(model: Path | bytes) -> Mapping[str, str]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    found: Mapping[str, str] = session.get_modelmeta().custom_metadata_map
+    return found
+
+
+def _about_page(path: Path) -> Mapping[str, str]:
+    return _about_onnx(model_in(path.read_text("utf-8")))
+
+
+def _load_onnx(path: Path) -> Exported:
     return session(path, INPUT)
 
 
-def _load_onnx_photograph(about: Description, path: Path) -> Exported:
+def _load_onnx_photograph(path: Path) -> Exported:
     return session(path, PHOTOGRAPH)
 
 
-def _load_page(about: Description, path: Path) -> Exported:
+def _load_page(path: Path) -> Exported:
     return session(model_in(path.read_text("utf-8")), PHOTOGRAPH)
 
 

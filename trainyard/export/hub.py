@@ -50,12 +50,12 @@ def _write_hub(model: Any, about: Description, folder: Path) -> None:
     FORMATS["safetensors"].write(model, about, folder / WEIGHTS)
 
 
-def _load_hub(about: Description, folder: Path) -> Exported:
+def _load_hub(folder: Path) -> Exported:
     model: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=True)
     return model.eval()
 
 
-HUB = Format(_write_hub, _load_hub)
+HUB = Format(_write_hub, _load_hub, lambda folder: FORMATS["safetensors"].about(folder / WEIGHTS))
 """The format of a folder, without the card."""
 
 

@@ -220,6 +220,26 @@ def _together(
     return {"mean": mean.model} | each, mean.note
 
 
+def evaluate_model(
+    config: RunConfig,
+    model: nn.Module,
+    classes: Sequence[str],
+    options: EvaluationOptions,
+    *,
+    feeds: Feeds,
+    has_lists: bool,
+    console: Console,
+) -> DataSetResult:
+    """Evaluate a model of no run, on this process alone. `feeds` makes what it takes."""
+    data = _open(config, options, classes, feeds.world, console=console)
+    check_kind(data.index, has_lists, data.where)
+    warn(console, [*slow_paths(data.index), *what_is_left_out([data.index])])
+    models = {"": model}
+    scores, unread = _predicted(config, feeds, data, models, options=options, console=console)
+    none: tuple[Temperatures, dict[str, Predictions]] = {}, {}
+    return _result(data, scores, classes, options, unread=unread, best="", calibrated=none)
+
+
 def _predicted(
     config: RunConfig,
     feeds: Feeds,
