@@ -18,14 +18,14 @@ from trainyard.export.photograph import PHOTOGRAPH
 _LAYERS = ("Conv", "Gemm", "MatMul")
 _BETWEEN = ("Add", "AveragePool", "Clip", "Concat", "GlobalAveragePool", "MaxPool", "Mul", "Relu")
 _FEW = 64  # images, on which layers are compared
-_SHARE = 0.5  # of the tolerance that the calibration images may use up: others lose more
+_CHANGED = 2  # calibration images whose answer may change, in tolerances: not every change loses
 
 
 class Int8:
     """Quantises the layers of a model, and what is between them, as far as the accuracy allows.
 
-    If all of them cost too much on the calibration images, those are left out that lose most: one
-    layer, 2, 4 … up to half of them; and what is between, if the layers alone lose less.
+    If too many calibration images get another answer, those layers are left out that lose most:
+    one, 2, 4 … up to half of them; and what is between, if the layers alone lose less.
     """
 
     def __init__(self, calibration: Bench, tolerance: float) -> None:
@@ -44,10 +44,11 @@ class Int8:
         found, self.float_layers = self._quantised([*self._layers.values(), *between]), ()
         if self._falls(found):
             alone = self._quantised([*self._layers.values()])
-            changes = [self._measured(each, self._calibration).change for each in (found, alone)]
-            between = between if changes[0] <= changes[1] else []
-            order, count = [name for name, _ in self.losses(self._calibration)], 1
-            while self._falls(found) and count <= len(order) // 2:
+            changes = [self._measured(each, self._calibration).change for each in (alone, found)]
+            found, between = (alone, []) if changes[0] < changes[1] else (found, between)
+            order, count = list[str](), 1
+            while self._falls(found) and count <= len(self._layers) // 2:
+                order = order or [name for name, _ in self.losses(self._calibration)]
                 left = [self._layers[name] for name in order[count:]]
                 found, self.float_layers = self._quantised([*left, *between]), (*order[:count],)
                 count *= 2
@@ -72,7 +73,8 @@ class Int8:
         return bench.milliseconds(self._session(self._content), self._takes_photographs)
 
     def _falls(self, content: bytes) -> bool:
-        return self._measured(content, self._calibration).fall > _SHARE * self._tolerance
+        agreement = self._measured(content, self._calibration).agreement
+        return 1 - agreement > _CHANGED * self._tolerance
 
     def _measured(self, content: bytes, bench: Bench) -> Measured:
         exported = self._session(content)
