@@ -45,6 +45,7 @@ COMMANDS = {
     "runs": "a table of the runs below a folder",
     "report": "a run, or several, as one HTML file",
     "evaluate": "accuracy of a run or checkpoint on validation data",
+    "improve": "go on from a run with new images, or classes, and tell what changed",
     "suspects": "images that may have a wrong label, and a page to decide on each",
     "calibrate": "fit the temperature of a run's probabilities",
     "predict": "the classes that a run or checkpoint gives to images",
@@ -62,9 +63,9 @@ _LIMITS = {
     "No usable temporary directory": "set TMPDIR to a folder that can be written",
 }
 """Remedies by the text of a system error, whose number torch and importlib drop."""
-_RUNS = ("train", "launch", "sweep")
+_RUNS = ("train", "launch", "sweep", "improve")
 _LOAD_TORCH = (
-    *("train", "sweep", "evaluate", "suspects", "calibrate", "predict", "export"),
+    *("train", "sweep", "improve", "evaluate", "suspects", "calibrate", "predict", "export"),
     *("estimate", "doctor", "bench"),
 )
 _OVERRIDE = re.compile(r"--(\w+\.\w+)(?:=(.*))?", re.DOTALL)

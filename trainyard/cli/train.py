@@ -101,7 +101,7 @@ def train(options: argparse.Namespace) -> int:
     if world.is_first:
         print(json.dumps(outcome.as_dict()) if options.json else outcome.sentence())
         if outcome.stopped is None:
-            _report(folder, is_printed=not options.json)
+            report_run(folder, is_printed=not options.json)
     return outcome.stopped.exit_code if outcome.stopped else 0
 
 
@@ -142,7 +142,7 @@ def _idle_gpus(options: argparse.Namespace, folder: Path, world: World) -> Itera
         yield f"{count} GPUs are visible, and this run uses one; all of them: {line}"
 
 
-def _report(folder: Path, *, is_printed: bool) -> None:
+def report_run(folder: Path, *, is_printed: bool) -> None:
     """Write the report. Whatever prevents it is printed: the run itself is complete."""
     try:
         from trainyard.report.page import write_report
