@@ -48,8 +48,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 def improve(options: argparse.Namespace) -> int:
     """Run `trainyard improve`. Returns the exit code."""
     run, checkpoint = check_target(options)
-    check_one_label("improve", checkpoint)
     from trainyard.config import load_recipe, override
+    from trainyard.training.checkpoint import read_progress
+
+    check_one_label("improve", read_progress(checkpoint).get("has_lists", False))
 
     old = load_recipe(str(run / "recipe.toml"))
     config = override(override(old, _changes(old, options)), options.overrides)
