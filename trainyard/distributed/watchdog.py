@@ -40,7 +40,7 @@ GONE_S = 30
 _ALONE = World()
 _NOBODY: Mapping[int, ProcessInfo] = MappingProxyType({})
 _OWN_ERROR_S = 2  # after the loss of a rank, for an error of this rank's own
-_EXPLAINED_S = 7  # after an error of this rank, for the loss of another one to be seen
+_EXPLAINED_S = 7  # at most, after an error of this rank, for the loss of another one to be seen
 _SILENT_S = 4  # age of a post from which on its rank may be the reason for others' errors
 _LEAVE_S = 5  # for an answer of the store, and for the other ranks before the store of rank 0 goes
 _END_S = 330  # for a pending checkpoint, which has limits of its own, and the last message
@@ -141,10 +141,13 @@ class Watchdog:
         if not isinstance(error, RuntimeError) or error is self._explained:
             return
         self._explained = error
-        before = _within(_LEAVE_S, partial(_silent_ranks, store))
-        time.sleep(_EXPLAINED_S)
-        after = _within(_LEAVE_S, partial(_silent_ranks, store))
-        silent = [0] if after is None or after == before else [*map(int, after[1:])]
+        first = last = _within(_LEAVE_S, partial(_silent_ranks, store))
+        for _ in range(_EXPLAINED_S):
+            time.sleep(BEAT_S)
+            last = _within(_LEAVE_S, partial(_silent_ranks, store))
+            if last is None or (last[1:] and last != first):
+                break
+        silent = [0] if last is None or last == first else [*map(int, last[1:])]
         if silent and self._world.rank not in silent:
             self._alarm = Alarm(silent)
             threading.Event().wait()  # for the other thread to end this process
