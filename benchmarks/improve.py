@@ -97,7 +97,10 @@ def measured(folder: Path, name: str, seed: int) -> Iterator[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Means over seeds, with their standard deviations; seconds with the start and evaluations."""
-    lines = ["| set | seeds | way | old classes | new classes | s |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| set | seeds | way | old classes | new classes | s, beside other load |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, way in dict.fromkeys((row["set"], row["way"]) for row in rows):
         of = [row for row in rows if (row["set"], row["way"]) == (name, way)]
         shares = [
