@@ -425,10 +425,11 @@ def _apart(tree: dict[str, Any], prefixes: list[str]) -> Iterator[str]:
     """Top-1 of classes that the initial weights had, and of new ones."""
     for prefix in prefixes if "new_samples" in tree else []:
         old, new = (
-            f"{name} classes {tree[f'{prefix}{name}_top1']:.2%} of {tree[f'{name}_samples']:,}"
+            f"{tree[f'{prefix}{name}_top1']:.2%} of {how_many(tree[f'{name}_samples'], 'image')}"
             for name in ("old", "new")
         )
-        yield f"{_which(prefix)}: {old} images, {new}, by the weights that the run began with"
+        which = f"{_which(prefix)}: " if len(prefixes) > 1 else ""
+        yield f"{which}top-1 of the classes of the initial weights {old}, of new classes {new}"
 
 
 def _changes(tree: dict[str, Any], prefix: str) -> Iterator[str]:
