@@ -259,6 +259,17 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
         self.set_defaults(parser=self)
+        self._is_inside = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Of a command: its files may stand before and after its options."""
+        if self._is_inside or self._subparsers is not None:
+            return super().parse_known_args(args, namespace)
+        self._is_inside = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_inside = False
 
     @property
     def commands(self) -> "dict[str, tuple[_Parser, str]]":
