@@ -49,6 +49,8 @@ def test_what_was_exported_before_is_replaced(
         (("--hub", "{here}/none/hub"), "export.no-parent-folder"),
         (("{here}/notes.pt2",), "export.card-exists"),
         (("{here}/m.pt2", "--ema"), "checkpoint.no-average"),
+        (("{here}/m.pt2", "--opset", "20"), "export.option-of-onnx"),
+        (("{here}/m.onnx", "--opset", "17"), "export.opset-too-old"),
         (("{here}/m.pt2", "--optim.lr", "1"), "recipe.key-without-effect"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -200,6 +201,51 @@ def test_the_card_tells_the_truth_and_no_paths(exports: Path, trained: Path, dig
     for written in (text, (exports / "model.hub" / "README.md").read_text()):
         assert str(digits) not in written and str(exports) not in written
     assert "| trained on | `digits/train` |" in text
+
+
+@pytest.mark.parametrize(("asked", "opset", "ir"), [((), 18, 8), (("--opset", "20"), 20, 9)])
+def test_the_opset_is_an_old_one_or_as_asked(
+    asked: tuple[str, ...], opset: int, ir: int, convolutions: Path, tmp_path: Path
+) -> None:
+    assert run("export", convolutions, tmp_path / "m.onnx", "--images", "1", *asked) == 0
+    model = onnx.load(tmp_path / "m.onnx")
+    assert [(one.domain, one.version) for one in model.opset_import] == [("", opset)]
+    assert model.ir_version == ir
+    assert not any(node.metadata_props for node in model.graph.node)  # of a later version
+
+
+OLD = """
+import json, sys, numpy, onnxruntime
+for file, images, wanted in json.loads(sys.argv[1]):
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    (given,) = session.get_inputs()
+    found = session.run(["logits"], {given.name: numpy.load(images)})[0]
+    numpy.testing.assert_allclose(found, numpy.load(wanted), rtol=1e-3, atol=1e-3)
+print(onnxruntime.__version__)
+"""
+
+
+@pytest.mark.night
+def test_onnxruntime_of_2024_reads_every_file(convolutions: Path, tmp_path: Path) -> None:
+    python = tmp_path / "old" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "old"], check=True)
+    packages = ("onnxruntime==1.20.1", "numpy==2.1.3")
+    subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
+    np.save(tmp_path / "photograph.npy", pixels)
+    np.save(tmp_path / "images.npy", load(convolutions).preprocess(pixels).numpy())
+    work = []
+    for number, option in enumerate(((), ("--int8",), ("--photograph",))):
+        file = str(tmp_path / f"{number}.onnx")
+        assert run("export", convolutions, file, "--tolerance", "5", *option) == 0
+        session = onnxruntime.InferenceSession(file)
+        name = session.get_inputs()[0].name
+        given = {name: np.load(tmp_path / f"{name}.npy")}
+        np.save(wanted := f"{file}.npy", session.run(["logits"], given)[0])
+        work.append((file, str(tmp_path / f"{name}.npy"), wanted))
+    program = [str(python), "-c", OLD, json.dumps(work)]
+    said = subprocess.run(program, capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "1.20.1"
 
 
 # --- what goes wrong ---

@@ -19,6 +19,7 @@ from trainyard.cli.options import (
 )
 from trainyard.cli.printing import print_text
 from trainyard.errors import InputError
+from trainyard.export import OPSET
 from trainyard.monitor.history import METRICS
 from trainyard.printable import how_many, in_bytes
 
@@ -88,7 +89,7 @@ def _add_file(group: Parser) -> None:
         help="8 bits in the .onnx or .html file, calibrated on training images; layers that lose "
         "too much stay in float32",
     )
-    add("--opset", metavar="N", type=positive, help="opset of an .onnx file, 18 by default")
+    add("--opset", metavar="N", type=positive, help=f"opset of an .onnx file; default: {OPSET}")
 
 
 def _add_measured(group: Parser) -> None:
@@ -174,6 +175,13 @@ def _check_options(options: argparse.Namespace) -> None:
     if options.file is None and options.photograph:
         raise InputError(
             "option.photograph-without-file", "--photograph needs FILE.onnx or FILE.pt2"
+        )
+    if options.opset is not None and options.opset < OPSET:
+        raise InputError(
+            "export.opset-too-old",
+            "--opset {value}: torch writes {least} or newer: leave it out, or choose one of these",
+            value=options.opset,
+            least=OPSET,
         )
     if options.private and options.push is None:
         raise InputError(

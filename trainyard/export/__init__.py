@@ -1,1 +1,4 @@
 """Exports of a trained model for other programs, checked against the model itself."""
+
+OPSET = 18
+"""Of ONNX files: the oldest that torch writes; onnxruntime reads it since 1.14, of early 2023."""

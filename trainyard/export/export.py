@@ -13,6 +13,7 @@ from torch import nn
 
 from trainyard.classifier import Classifier
 from trainyard.errors import DiskError, InputError, TrainyardError
+from trainyard.export import OPSET
 from trainyard.export.card import MADE_BY, card
 from trainyard.export.check import (
     NO_SAMPLES,
@@ -23,7 +24,7 @@ from trainyard.export.check import (
     samples_of,
 )
 from trainyard.export.description import Description, describe
-from trainyard.export.formats import FORMATS, OPSET, Onnx, formats
+from trainyard.export.formats import FORMATS, Onnx, formats
 from trainyard.export.hub import CARD, CONFIG, HUB, WEIGHTS, is_ours
 from trainyard.export.int8 import Int8
 from trainyard.export.push import Repository

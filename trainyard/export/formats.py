@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from trainyard.errors import InputError
+from trainyard.export import OPSET
 from trainyard.export.check import Exported
 from trainyard.export.description import INPUT, OUTPUT, Description
 from trainyard.export.page import model_in, page
@@ -31,8 +32,6 @@ from trainyard.own_code import is_own
 
 METADATA = "trainyard.json"
 """Name of the metadata in a .pt2 file."""
-OPSET = 18
-"""The oldest opset of torch's exporter: onnxruntime reads it since 1.14, of February 2023."""
 Finish = Callable[[bytes, bool], bytes]
 """Makes another ONNX model of one; True if it takes photographs. See int8.py."""
 
@@ -297,14 +296,16 @@ def _load_page(path: Path) -> Exported:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides warnings about operators of packages that are not installed."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    """Hides warnings about operators of packages that are not installed, and of conversions."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 FORMATS = formats()
