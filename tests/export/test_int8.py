@@ -49,7 +49,9 @@ def test_onnxruntime_alone_has_the_accuracy_that_was_measured(
     assert told["agreement"] == pytest.approx(np.mean(np.array(ours) == guesses))
     kinds = {node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node}
     assert {"QuantizeLinear", "DequantizeLinear"} <= kinds
-    assert "| 8 bits |" in (tmp_path / "m.onnx.md").read_text()
+    card = (tmp_path / "m.onnx.md").read_text()
+    assert "| 8 bits |" in card and f"top-1 {told['top1']:.2%}, where" in card
+    assert "model-index" not in card  # the run's evaluation is of 32 bits
 
 
 def test_a_file_of_photographs_and_of_8_bits_names_the_class(

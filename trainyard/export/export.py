@@ -131,7 +131,7 @@ class Exporter:
             measured = self._checked(kind, inner)
             size = sum(file.stat().st_size for file in folder.iterdir())
             card_path = card_of(path)
-            text = printable(card(self._about, kind, path.name, measured), keep="\n")
+            text = printable(card(self._described(kind), kind, path.name, measured), keep="\n")
             (folder / card_path.name).write_text(text, encoding="utf-8")
             # The model comes last: once it is visible, all its parts are there.
             first, last = card_path.name, path.name
@@ -185,11 +185,15 @@ class Exporter:
                     (folder / file.name).symlink_to(file.absolute())
             return main, to.push(folder, message, private=private)
 
+    def _described(self, kind: str) -> Description:
+        """What a file says of itself; the run's evaluation is not one of 8 bits."""
+        return replace(self._about, evaluation={}) if self._formats[kind].is_int8 else self._about
+
     def _checked(self, kind: str, path: Path) -> Measured:
         """Write, reload and measure."""
         form = self._formats[kind]
         try:
-            form.write(self._model, self._about, path)
+            form.write(self._model, self._described(kind), path)
             exported, photographs = form.load(path), form.takes_photographs
             measured = self._bench.measure(exported, photographs, is_exact=not form.is_int8)
             int8 = self._int8 if form.is_int8 else None
