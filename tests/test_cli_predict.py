@@ -242,7 +242,7 @@ def test_a_bad_image_is_named_and_the_others_go_on(
 
 @pytest.mark.quick
 def test_what_a_person_sees(finished: Path, image: Path, digits: Path, capsys: Capture) -> None:
-    one = shown(capsys, "predict", finished, image, "--top", "3")
+    one = shown(capsys, "predict", finished, "--top", "3", image)
     assert image.name in one.replace("\n", "")
     assert one.count("%") == 3
     some = shown(capsys, "predict", finished, digits / "val" / "3")

@@ -261,8 +261,10 @@ class _Parser(argparse.ArgumentParser):
         self.set_defaults(parser=self)
         self._is_inside = False
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Of a command: its files may stand before and after its options."""
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As argparse, but the files of a command may stand on both sides of its options."""
         if self._is_inside or self._subparsers is not None:
             return super().parse_known_args(args, namespace)
         self._is_inside = True

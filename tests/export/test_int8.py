@@ -31,7 +31,7 @@ print(json.dumps(logits.argmax(axis=1).tolist()))
 def test_onnxruntime_alone_has_the_accuracy_that_was_measured(
     convolutions: Path, digits: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    asked = ("--int8", "--images", "100000", "--json")
+    asked = ("--int8", "--images", "100000", "--tolerance", "5", "--json")
     (told,) = json.loads(shown(capsys, "export", convolutions, tmp_path / "m.onnx", *asked))[
         "exports"
     ]
@@ -44,7 +44,7 @@ def test_onnxruntime_alone_has_the_accuracy_that_was_measured(
     guesses = json.loads(said.stdout)
     right = [int(file.parent.name) == guess for file, guess in zip(files, guesses, strict=True)]
     assert told["images"] == len(files)
-    assert told["top1"] == np.mean(right) >= told["checkpoint_top1"] - 0.01
+    assert told["top1"] == np.mean(right) >= told["checkpoint_top1"] - 0.05
     ours = [int(guess[0].name) for guess in classifier.predict(files)]
     assert told["agreement"] == pytest.approx(np.mean(np.array(ours) == guesses))
     kinds = {node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node}
@@ -93,9 +93,11 @@ def test_layers_of_a_huge_range_stay_in_32_bits(convolutions: Path, tmp_path: Pa
     for weight in (norm.weight, norm.bias):  # the same function, by another scale
         weight.data[0] *= 1e5
     after.weight.data[:, 0] /= 1e5
-    measured = Exporter(classifier, int8=True).to_file(tmp_path / "m.onnx", "onnx").measured
+    measured = (
+        Exporter(classifier, int8=True, tolerance=5).to_file(tmp_path / "m.onnx", "onnx").measured
+    )
     assert {"conv1.0", "conv1.3"} <= set(measured.float_layers or ())
-    assert measured.fall <= 0.01
+    assert measured.fall <= 0.05
     about = {p.key: p.value for p in onnx.load(tmp_path / "m.onnx").metadata_props}
     assert about["precision"] == "int8"
     assert json.loads(about["float_layers"]) == [*(measured.float_layers or ())]
