@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.interrupts import raise_interrupt
+from trainyard import interrupts
 
 DURING_AN_IMPORT = """
 import os, signal, sys
@@ -45,14 +45,15 @@ def test_while_modules_are_imported(module: str) -> None:
     assert ended(DURING_AN_IMPORT.format(module=module)) == (130, "trainyard: interrupted\n")
 
 
-def test_in_a_callback_at_the_end_of_an_import() -> None:
+def test_in_a_callback_at_the_end_of_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python drops what is raised there: one of 60 Ctrl-C while a command started was lost."""
+    monkeypatch.setattr(interrupts, "were_raised", False)
     program = "def cb(_):\n    signal.raise_signal(signal.SIGINT)"
     names: dict[str, Any] = {"signal": signal}
     exec(compile(program, "<frozen importlib._bootstrap>", "exec"), names)
     lock = {1}
     reference = weakref.ref(lock, names["cb"])
-    before = signal.signal(signal.SIGINT, raise_interrupt)
+    before = signal.signal(signal.SIGINT, interrupts.raise_interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
             del lock
