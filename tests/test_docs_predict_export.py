@@ -31,7 +31,7 @@ def blocks(language: str) -> list[str]:
 
 def test_commands(page_folder: Path) -> None:
     lines = [line for block in blocks("bash") for line in block.splitlines()]
-    assert len(lines) == 10
+    assert len(lines) == 12
     # Those that need a network, shards, minutes of exporting or of training are elsewhere.
     slow = ("example.org", "shards/", ".onnx", ".pt2", "trainyard train")
     done = [line for line in lines if not any(word in line for word in slow)]
