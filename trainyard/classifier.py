@@ -170,8 +170,8 @@ class Classifier:
     temperature: float = 1.0
     """The temperature, by which the model's logits are divided; see run/temperature.py."""
     note: str = ""
-    """What the mean of several runs is of and worth; see run/ensemble.py. Recipe, checkpoint and
-    step are the first run's then."""
+    """A line on the mean of several runs, as in run/ensemble.py; "" for one run. Recipe, checkpoint
+    and step are those of the first."""
 
     def __repr__(self) -> str:
         size = size_text(self.image_size)

@@ -19,7 +19,7 @@ from trainyard.cli.options import (
 )
 from trainyard.cli.printing import print_text
 from trainyard.errors import InputError
-from trainyard.export import OPSET
+from trainyard.export import IMAGES, OPSET, TOLERANCE
 from trainyard.monitor.history import METRICS
 from trainyard.printable import how_many, in_bytes
 
@@ -98,15 +98,15 @@ def _add_measured(group: Parser) -> None:
         "--images",
         metavar="N",
         type=positive,
-        default=500,
-        help="validation images on which the file is measured; default: 500",
+        default=IMAGES,
+        help=f"validation images on which the file is measured; default: {IMAGES}",
     )
     add(
         "--tolerance",
         metavar="POINTS",
         type=number,
-        default=1.0,
-        help="points of top-1, or mAP, that the file may lose on them; default: 1",
+        default=TOLERANCE,
+        help=f"points of top-1, or mAP, that the file may lose on them; default: {TOLERANCE:g}",
     )
     add(
         "--data",

@@ -73,11 +73,11 @@ class Measured:
     change: float = 0.0
     """The differences of an image's probabilities, summed; the mean over the images."""
     ms: Times = ()
-    """What an image takes."""
+    """The time of an image."""
     float_ms: Times = ()
-    """Of an export of 8 bits, the same of that of 32 which it was made of."""
+    """That of the model of 32 bits, of which an export of 8 was made."""
     float_layers: tuple[str, ...] | None = None
-    """Of an export of 8 bits, the layers that it leaves in float32."""
+    """The layers that an export of 8 bits leaves in float32; None for others."""
 
     @property
     def fall(self) -> float:

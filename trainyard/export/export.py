@@ -13,7 +13,7 @@ from torch import nn
 
 from trainyard.classifier import Classifier
 from trainyard.errors import DiskError, InputError, TrainyardError
-from trainyard.export import OPSET
+from trainyard.export import IMAGES, OPSET, TOLERANCE
 from trainyard.export.card import MADE_BY, card
 from trainyard.export.check import (
     NO_SAMPLES,
@@ -53,8 +53,6 @@ class Export:
     """All files, the card included."""
 
 
-IMAGES, TOLERANCE = 500, 1.0
-"""Validation images that an export is measured on, and points of accuracy that it may lose."""
 _CALIBRATION = 256  # training images
 _NAMED = 3  # layers in an error
 

@@ -23,8 +23,16 @@ from trainyard.export.formats import FORMATS
 from trainyard.own_code import is_own
 
 _OF_DATA = (
-    *("image_size", "fit", "crop_pct", "interpolation", "exif", "range", "bands", "background"),
-    *("mean", "std"),
+    "image_size",
+    "fit",
+    "crop_pct",
+    "interpolation",
+    "mean",
+    "std",
+    "exif",
+    "range",
+    "bands",
+    "background",
 )
 
 
@@ -130,9 +138,8 @@ class _Photographs(Feeds):
 
     @contextmanager
     def evaluation(self, index: Index) -> Iterator[Iterator[Batch]]:  # type: ignore[override]
-        yield map(
-            self._batch, [Reader(index)] * len(index), [index] * len(index), range(len(index))
-        )
+        reader = Reader(index)
+        yield (self._batch(reader, index, sample) for sample in range(len(index)))
 
     def _batch(self, reader: Reader, index: Index, sample: int) -> Batch:
         data, bad = self.data, list[BadSample]()

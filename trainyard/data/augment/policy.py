@@ -261,7 +261,7 @@ def draw(policy: Policy, seed: int, ids: Ints, visits: Ints) -> DrawnOperations:
 
 
 def _shares(chains: Floats, mixed: Floats) -> Floats:
-    """Of the mix, Beta(1, 1), and of its chains, Dirichlet(1)."""
+    """The share of the mix, from Beta(1, 1), then those of its chains, from Dirichlet(1)."""
     waits = -np.log1p(-chains)
     return np.concatenate([mixed, waits / waits.sum(axis=1, keepdims=True)], axis=1)
 
